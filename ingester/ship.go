@@ -1,0 +1,193 @@
+package ingester
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"github.com/prometheus/prometheus/tsdb"
+
+	"github.com/varvedb/varve/pkg/bucket"
+	"github.com/varvedb/varve/pkg/series"
+)
+
+// shippedFile remembers which local blocks are in the bucket, and since when. It may
+// be lost: blocks are then uploaded again, which is harmless.
+const shippedFile = "shipped.json"
+
+// shipped is the set of local blocks that are in the bucket, with the time at which
+// their upload ended in Unix ms.
+type shipped struct {
+	path string
+
+	mu sync.Mutex // guards at
+	at map[ulid.ULID]int64
+}
+
+type shippedDocument struct {
+	Version int                 `json:"version"`
+	Shipped map[ulid.ULID]int64 `json:"shipped"`
+}
+
+func openShipped(dir string) (*shipped, error) {
+	s := &shipped{path: filepath.Join(dir, shippedFile), at: map[ulid.ULID]int64{}}
+	document, err := os.ReadFile(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read list of uploaded blocks: %w", err)
+	}
+	var doc shippedDocument
+	if json.Unmarshal(document, &doc) == nil && doc.Shipped != nil {
+		s.at = doc.Shipped
+	}
+	return s, nil
+}
+
+// since returns when the block was uploaded.
+func (s *shipped) since(id ulid.ULID) (ms int64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ms, ok = s.at[id]
+	return ms, ok
+}
+
+// update notes one upload, forgets blocks that are not in local, and writes the file.
+func (s *shipped) update(id ulid.ULID, ms int64, local series.BlockSet) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at[id] = ms
+	for old := range s.at {
+		if !local.Has(old) {
+			delete(s.at, old)
+		}
+	}
+	document, err := json.Marshal(shippedDocument{Version: 1, Shipped: s.at})
+	if err != nil {
+		return err
+	}
+	return writeFile(s.path, document)
+}
+
+// writeFile replaces a small file: written aside, synced, renamed.
+func writeFile(path string, content []byte) error {
+	aside := path + ".tmp"
+	f, err := os.Create(aside)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(aside, path)
+}
+
+// ship uploads the local blocks that are not in the bucket yet, oldest first. One
+// that fails does not stop the others; it is tried again in the next round.
+func (t *tenantDB) ship(ctx context.Context) error {
+	var errs []error
+	local := t.blockSet()
+	for _, b := range t.db.Blocks() {
+		id := b.Meta().ULID
+		if _, done := t.shipped.since(id); done {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		started := time.Now()
+		if _, err := bucket.UploadBlock(ctx, t.owner.bucket, t.name, b.Dir()); err != nil {
+			t.owner.metrics.uploadFailures.Inc()
+			errs = append(errs, fmt.Errorf("upload block %s of tenant %s: %w", id, t.name, err))
+			continue
+		}
+		if err := t.shipped.update(id, t.owner.now().UnixMilli(), local); err != nil {
+			errs = append(errs, fmt.Errorf("note upload of block %s: %w", id, err))
+			continue
+		}
+		t.owner.metrics.uploads.Inc()
+		t.log.Info("block uploaded", "block", id, "from", formatTime(b.MinTime()), "to", formatTime(b.MaxTime()), "series", b.Meta().Stats.NumSeries, "samples", b.Meta().Stats.NumSamples, "took", time.Since(started).Round(time.Millisecond))
+	}
+	return errors.Join(errs...)
+}
+
+// blocksToDelete tells TSDB which local blocks may go.
+func (t *tenantDB) blocksToDelete(blocks []*tsdb.Block) map[ulid.ULID]struct{} {
+	now := t.owner.now().UnixMilli()
+	deletable := map[ulid.ULID]struct{}{}
+	for _, b := range blocks {
+		uploaded, ok := t.shipped.since(b.Meta().ULID)
+		if ok && expired(now, b.MaxTime(), uploaded, t.owner.cfg) {
+			deletable[b.Meta().ULID] = struct{}{}
+		}
+	}
+	return deletable
+}
+
+// expired decides whether a local block that is in the bucket may be deleted: its
+// newest sample is old enough, and every querier had time to learn of the upload.
+// All times are Unix ms.
+func expired(now, newest, uploaded int64, cfg Config) bool {
+	return now-newest >= cfg.LocalRetention.Milliseconds() && now-uploaded >= cfg.VisibleAfter.Milliseconds()
+}
+
+func (t *tenantDB) blockSet() series.BlockSet {
+	set := series.BlockSet{}
+	for _, b := range t.db.Blocks() {
+		set[b.Meta().ULID] = struct{}{}
+	}
+	return set
+}
+
+// pendingUploads counts the local blocks that are not in the bucket.
+func (t *tenantDB) pendingUploads() int {
+	n := 0
+	for _, b := range t.db.Blocks() {
+		if _, done := t.shipped.since(b.Meta().ULID); !done {
+			n++
+		}
+	}
+	return n
+}
+
+// cut turns the whole head into blocks, in-order and late samples, along the block
+// grid. The caller holds a reference.
+func (t *tenantDB) cut(ctx context.Context) error {
+	t.gate.Lock()
+	defer t.gate.Unlock()
+	head := t.db.Head()
+	width := t.owner.cfg.BlockDuration.Milliseconds()
+	for head.NumSeries() > 0 && head.MinTime() <= head.MaxTime() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		mint, maxt := window(head.MinTime(), head.MaxTime(), width)
+		if err := t.db.CompactHead(tsdb.NewRangeHead(head, mint, maxt)); err != nil {
+			return fmt.Errorf("cut head of tenant %s: %w", t.name, err)
+		}
+		if maxt == head.MaxTime() {
+			break
+		}
+	}
+	if err := t.db.CompactOOOHead(ctx); err != nil {
+		return fmt.Errorf("cut late samples of tenant %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// window is the first part of [mint, maxt] that lies in one block of the given width.
+func window(mint, maxt, width int64) (from, to int64) {
+	end := mint - mint%width + width
+	return mint, min(end-1, maxt)
+}
