@@ -38,6 +38,7 @@ const (
 	ReasonExemplarNoSeries   Reason = "exemplar_without_series"
 	ReasonExemplarsOff       Reason = "exemplars_disabled"
 	ReasonMetadataLimit      Reason = "metadata_limit"
+	ReasonMetadataInvalid    Reason = "metadata_invalid"
 )
 
 // Refusals counts what was refused, by reason, and keeps the first message.
