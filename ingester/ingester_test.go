@@ -552,3 +552,34 @@ func TestMetadataSurvivesARestartAndATornLine(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got, 1)
 }
+
+func TestHeadStats(t *testing.T) {
+	w := newWorld(t, nil)
+	w.append("a", new(batch).floats(bytesOf("__name__", "x", "UUID", "1"), sampleAt(0, 1)).floats(bytesOf("__name__", "x", "UUID", "2"), sampleAt(0, 1)))
+	stats, chunks, err := w.HeadStats(context.Background(), "a", "__name__", 10)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, stats.NumSeries)
+	require.EqualValues(t, 2, chunks)
+	require.Equal(t, "x", stats.IndexPostingStats.CardinalityMetricsStats[0].Name)
+	stats, _, err = w.HeadStats(context.Background(), "nobody", "__name__", 10)
+	require.NoError(t, err)
+	require.Nil(t, stats)
+}
+
+func TestGatherLabelsMetricsByTenant(t *testing.T) {
+	w := newWorld(t, nil)
+	for _, tenant := range []string{"a", "b"} {
+		w.append(tenant, new(batch).floats(bytesOf("__name__", "x"), sampleAt(0, 1)))
+	}
+	families, err := w.Gather()
+	require.NoError(t, err)
+	seen := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() == "prometheus_tsdb_head_series" {
+			for _, m := range f.Metric {
+				seen[m.Label[0].GetValue()] = m.GetGauge().GetValue()
+			}
+		}
+	}
+	require.Equal(t, map[string]float64{"a": 1, "b": 1}, seen)
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/metadata"
 	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/tsdb"
 
 	"github.com/varvedb/varve/pkg/series"
 )
@@ -119,4 +120,34 @@ func (r exemplarReader) Select(start, end int64, matchers ...[]*labels.Matcher) 
 		return nil, series.Errorf(series.Internal, "query exemplars of tenant %s: %w", r.tenant, err)
 	}
 	return q.Select(start, end, matchers...)
+}
+
+// HeadStats describes tenant's head: the limit largest counts of each table, series
+// counted by the values of label, and the number of chunks in the head. Stats are nil
+// for a tenant without a head.
+func (i *Ingester) HeadStats(_ context.Context, tenant, label string, limit int) (*tsdb.Stats, int64, error) {
+	t, err := i.reader(tenant)
+	if t == nil || err != nil {
+		return nil, 0, err
+	}
+	defer t.release()
+	chunks, err := t.gauge("prometheus_tsdb_head_chunks")
+	if err != nil {
+		return nil, 0, err
+	}
+	return t.db.Head().Stats(label, limit), int64(chunks), nil
+}
+
+// gauge reads one of TSDB's metrics: some of what it knows is shown nowhere else.
+func (t *tenantDB) gauge(name string) (float64, error) {
+	families, err := t.reg.Gather()
+	if err != nil {
+		return 0, series.Errorf(series.Internal, "read metrics of tenant %s: %w", t.name, err)
+	}
+	for _, f := range families {
+		if f.GetName() == name && len(f.Metric) == 1 {
+			return f.Metric[0].GetGauge().GetValue(), nil
+		}
+	}
+	return 0, series.Errorf(series.Internal, "BUG: TSDB has no metric %s", name)
 }
