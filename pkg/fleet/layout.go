@@ -1,0 +1,239 @@
+package fleet
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/prometheus/model/histogram"
+	"github.com/prometheus/prometheus/model/labels"
+
+	"github.com/varvedb/varve/pkg/series"
+)
+
+// pair is one label.
+type pair struct{ name, value string }
+
+// absent is the value of a series that is not there at this moment.
+var absent = math.Float64frombits(0x7ff8000000000abc)
+
+func isAbsent(v float64) bool { return math.Float64bits(v) == math.Float64bits(absent) }
+
+// line is one series of a group.
+type line struct {
+	family *family
+	name   []byte // label field of the name, used if own is nil
+	metric string
+	own    []byte // all label bytes, for series with labels beside the group's
+	text   string // those labels as the page shows them
+	st     bool   // cumulative, counting from the group's start
+	native *histogram.Histogram
+}
+
+// group is a run of series that share all labels but the name: most of a GPU's. It
+// lives as long as these labels do, and its series end with it.
+type group struct {
+	// head and tail are the label bytes before and after the name.
+	head, tail []byte
+	text       string // labels as the page shows them, without braces
+	lines      []line
+	vals       []float64
+	start      int64 // start time of cumulative lines, 0 if unknown
+
+	exemplar *exemplarOf // of one of the lines, nil for none
+	sent     []bool      // what the last scrape gave
+}
+
+type exemplarOf struct {
+	line   int
+	labels []byte
+	t      int64
+	v      float64
+}
+
+// groupSpec is what a group is made of. Target labels win over the exporter's own,
+// which become exported_*, as in Prometheus with honor_labels off.
+type groupSpec struct {
+	exporter []pair // in the order in which the page shows them
+	target   []pair
+	start    int64
+}
+
+// extraLine is a series with labels beside the group's.
+type extraLine struct {
+	family *family
+	name   string
+	labels []pair
+	st     bool
+	native *histogram.Histogram
+}
+
+func newGroup(spec groupSpec, lines []line, extra []extraLine) *group {
+	g := &group{start: spec.start}
+	g.head, g.tail = splitName(merge(spec.exporter, spec.target))
+	g.text = renderLabels(spec.exporter)
+	g.lines = lines
+	if len(extra) > 0 {
+		g.lines = slices.Clone(lines)
+	}
+	for _, x := range extra {
+		all := append(slices.Clone(spec.exporter), x.labels...)
+		own := merge(all, spec.target)
+		own = append(own, pair{"__name__", x.name})
+		g.lines = append(g.lines, line{
+			family: x.family, metric: x.name, st: x.st, native: x.native,
+			own: encode(own), text: renderLabels(all),
+		})
+	}
+	g.vals = make([]float64, len(g.lines))
+	g.sent = make([]bool, len(g.lines))
+	return g
+}
+
+// sameLabels tells whether o is the same group in another life of the layout.
+func (g *group) sameLabels(o *group) bool {
+	if len(g.lines) != len(o.lines) || g.start != o.start || string(g.head) != string(o.head) || string(g.tail) != string(o.tail) {
+		return false
+	}
+	for i := range g.lines {
+		a, b := &g.lines[i], &o.lines[i]
+		if a.metric != b.metric || string(a.own) != string(b.own) {
+			return false
+		}
+	}
+	return true
+}
+
+// merge joins the exporter's and the target's labels as a scrape does.
+func merge(exporter, target []pair) []pair {
+	all := make([]pair, 0, len(exporter)+len(target))
+	for _, p := range exporter {
+		if p.value == "" {
+			continue
+		}
+		for _, t := range target {
+			if t.name == p.name {
+				p.name = "exported_" + p.name
+				break
+			}
+		}
+		all = append(all, p)
+	}
+	for _, t := range target {
+		if t.value != "" {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// splitName encodes the labels that sort before __name__ and those after it.
+func splitName(all []pair) (head, tail []byte) {
+	slices.SortFunc(all, func(a, b pair) int { return strings.Compare(a.name, b.name) })
+	for _, p := range all {
+		if p.name < labels.MetricName {
+			head = series.AppendLabel(head, p.name, p.value)
+		} else {
+			tail = series.AppendLabel(tail, p.name, p.value)
+		}
+	}
+	return head, tail
+}
+
+func encode(all []pair) []byte {
+	head, tail := splitName(all) // __name__ is not before itself
+	return append(head, tail...)
+}
+
+func renderLabels(ps []pair) string {
+	var b strings.Builder
+	for i, p := range ps {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(p.name)
+		b.WriteByte('=')
+		// The exposition format escapes backslash, quote and newline only, and none
+		// of the fleet's values has anything else that Quote would touch.
+		b.WriteString(strconv.Quote(p.value))
+	}
+	return b.String()
+}
+
+// source is what stands behind a target: it knows its series and their values.
+type source interface {
+	// refresh brings the source to time t. up is false if the target does not
+	// answer; then the groups mean nothing.
+	refresh(t int64) (up bool)
+	// groups are the target's series now. A group that is gone from one refresh to
+	// the next has ended.
+	groups() []*group
+	// slowness multiplies the duration of a scrape at t.
+	slowness(t int64) float64
+}
+
+// writePage renders the source's series, family by family in the order in which
+// they first occur.
+func writePage(b []byte, groups []*group) []byte {
+	type place struct {
+		g *group
+		i int
+	}
+	var order []*family
+	places := map[*family][]place{}
+	for _, g := range groups {
+		for i := range g.lines {
+			f := g.lines[i].family
+			if isAbsent(g.vals[i]) || g.lines[i].native != nil {
+				continue
+			}
+			if places[f] == nil {
+				order = append(order, f)
+			}
+			places[f] = append(places[f], place{g, i})
+		}
+	}
+	for _, f := range order {
+		b = append(b, "# HELP "...)
+		b = append(b, f.name...)
+		b = append(b, ' ')
+		b = append(b, f.help...)
+		b = append(b, "\n# TYPE "...)
+		b = append(b, f.name...)
+		b = append(b, ' ')
+		b = append(b, f.kind...)
+		b = append(b, '\n')
+		for _, p := range places[f] {
+			l := &p.g.lines[p.i]
+			text := p.g.text
+			if l.own != nil {
+				text = l.text
+			}
+			b = append(b, l.metric...)
+			if text != "" {
+				b = append(b, '{')
+				b = append(b, text...)
+				b = append(b, '}')
+			}
+			b = append(b, ' ')
+			b = appendValue(b, f, p.g.vals[p.i])
+			b = append(b, '\n')
+		}
+	}
+	return b
+}
+
+// appendValue prints v as its exporter would: DCGM's as %d or %f, others shortest.
+func appendValue(b []byte, f *family, v float64) []byte {
+	switch {
+	case !strings.HasPrefix(f.name, "DCGM_"):
+		return strconv.AppendFloat(b, v, 'g', -1, 64)
+	case f.decimals:
+		return strconv.AppendFloat(b, v, 'f', 6, 64)
+	case v >= math.MaxInt64:
+		return append(b, "9223372036854775794"...) // the blank that float64 cannot hold
+	default:
+		return strconv.AppendInt(b, int64(v), 10)
+	}
+}
