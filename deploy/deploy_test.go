@@ -183,6 +183,11 @@ func TestPrometheusPair(t *testing.T) {
 		}
 		checkAddress(t, c, path, cfg.RemoteWriteConfigs[0].URL.String())
 		for _, sc := range cfg.ScrapeConfigs {
+			for _, r := range sc.RelabelConfigs {
+				if r.TargetLabel == "__address__" {
+					checkAddress(t, c, path, "http://"+r.Replacement)
+				}
+			}
 			for _, sd := range sc.ServiceDiscoveryConfigs {
 				if h, ok := sd.(*http.SDConfig); ok {
 					checkAddress(t, c, path, h.URL)
