@@ -104,7 +104,9 @@ func (w *world) restart() {
 // batch builds requests.
 type batch struct{ series.Batch }
 
-func bytesOf(pairs ...string) series.LabelBytes { return series.AppendLabels(nil, labels.FromStrings(pairs...)) }
+func bytesOf(pairs ...string) series.LabelBytes {
+	return series.AppendLabels(nil, labels.FromStrings(pairs...))
+}
 
 func (b *batch) floats(lb series.LabelBytes, samples ...series.Sample) *batch {
 	from := uint32(len(b.Samples))
@@ -139,7 +141,9 @@ func (w *world) append(tenant string, b *batch) series.Appended {
 	return res
 }
 
-func sampleAt(offset time.Duration, v float64) series.Sample { return series.Sample{T: at(offset), V: v} }
+func sampleAt(offset time.Duration, v float64) series.Sample {
+	return series.Sample{T: at(offset), V: v}
+}
 
 // read returns every sample of the selector as "t:value" with t in seconds from base.
 func (w *world) read(tenant string, matchers ...*labels.Matcher) map[string][]string {

@@ -167,18 +167,17 @@ func (t *tenantDB) cut(ctx context.Context) error {
 	t.gate.Lock()
 	defer t.gate.Unlock()
 	head := t.db.Head()
-	width := t.owner.cfg.BlockDuration.Milliseconds()
-	for head.NumSeries() > 0 && head.MinTime() <= head.MaxTime() {
+	// Fixed bounds: cutting moves the head's own, its newest time included.
+	mint, maxt := head.MinTime(), head.MaxTime()
+	for mint <= maxt {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		mint, maxt := window(head.MinTime(), head.MaxTime(), width)
-		if err := t.db.CompactHead(tsdb.NewRangeHead(head, mint, maxt)); err != nil {
-			return fmt.Errorf("cut head of tenant %s: %w", t.name, err)
+		from, to := window(mint, maxt, t.owner.cfg.BlockDuration.Milliseconds())
+		if err := t.db.CompactHead(tsdb.NewRangeHead(head, from, to)); err != nil {
+			return fmt.Errorf("cut head of tenant %s from %s to %s: %w", t.name, formatTime(from), formatTime(to), err)
 		}
-		if maxt == head.MaxTime() {
-			break
-		}
+		mint = max(to+1, head.MinTime())
 	}
 	if err := t.db.CompactOOOHead(ctx); err != nil {
 		return fmt.Errorf("cut late samples of tenant %s: %w", t.name, err)

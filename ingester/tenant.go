@@ -295,5 +295,5 @@ func (s seriesLimit) PreCreation(labels.Labels) error {
 	return nil
 }
 
-func (seriesLimit) PostCreation(labels.Labels)                              {}
+func (seriesLimit) PostCreation(labels.Labels)                          {}
 func (seriesLimit) PostDeletion(map[chunks.HeadSeriesRef]labels.Labels) {}
