@@ -28,8 +28,6 @@ func DecodedLen(body []byte, maxDecoded int) (int, error) {
 	}
 	n, err := snappy.DecodedLen(body)
 	switch {
-	case errors.Is(err, snappy.ErrTooLarge):
-		return 0, series.Errorf(series.Invalid, "decompress body of %d bytes: it declares more than 4 GiB: %w", len(body), ErrTooLarge)
 	case err != nil:
 		return 0, series.Errorf(series.Invalid, "decompress body of %d bytes: the snappy header is broken: %w", len(body), err)
 	case n > maxExpansion(len(body)):
