@@ -28,6 +28,10 @@ const (
 	ReasonInvalidHistogram Reason = "invalid_histogram"
 	ReasonMixedSamples     Reason = "floats_and_histograms"
 
+	// About an OTLP data point.
+	ReasonDeltaTemporality Reason = "delta_temporality"
+	ReasonUntranslatable   Reason = "untranslatable"
+
 	// About a lasting limit.
 	ReasonSeriesLimit Reason = "series_limit"
 
