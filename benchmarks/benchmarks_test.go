@@ -364,6 +364,42 @@ func TestLoadIsSteady(t *testing.T) {
 	}
 }
 
+// TestSeriesStayWithTheirSender holds what keeps samples in order: a series stands
+// in the same request of every round, whatever the jitter of its scrapes.
+func TestSeriesStayWithTheirSender(t *testing.T) {
+	f := smallRun(t)
+	f.Series, f.Rounds = 30_000, 8
+	l, err := newLoad(f, remotewrite.Protocol1, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[string]int{}
+	newest := map[string]int64{}
+	for r, reqs := range append([][]request{l.create}, l.rounds...) {
+		for i, q := range reqs {
+			b, err := snappy.Decode(nil, q.body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var req prompb.WriteRequest
+			if err := req.Unmarshal(b); err != nil {
+				t.Fatal(err)
+			}
+			for _, ts := range req.Timeseries {
+				name := fmt.Sprint(ts.Labels)
+				if was, ok := at[name]; ok && was != i {
+					t.Fatalf("round %d: series moved from request %d to %d: %s", r, was, i, name)
+				}
+				at[name] = i
+				if ts.Samples[0].Timestamp <= newest[name] {
+					t.Fatalf("round %d: time of %s stands still", r, name)
+				}
+				newest[name] = ts.Samples[0].Timestamp
+			}
+		}
+	}
+}
+
 func TestMarkdown(t *testing.T) {
 	r := report{
 		Flags:   runFlags{Base: "a", Protocols: []int{1}, Repetitions: 3},

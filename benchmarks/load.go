@@ -72,8 +72,10 @@ func newLoad(f runFlags, protocol remotewrite.Protocol, now time.Time) (*load, e
 			l.nodes = append(l.nodes, tg.Name)
 		}
 	}
+	// In the order of their places in the interval, and always in the same one: a
+	// series must stand in the same request of each round, see sender.
+	slices.SortStableFunc(scrapers, func(a, b *fleet.Scraper) int { return int(a.At() - b.At()) })
 	for r := range f.Rounds + 1 {
-		slices.SortStableFunc(scrapers, func(a, b *fleet.Scraper) int { return int(a.At() - b.At()) })
 		for _, s := range scrapers {
 			s.Scrape(e)
 		}
