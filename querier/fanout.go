@@ -3,6 +3,7 @@ package querier
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/util/annotations"
+	v1 "github.com/prometheus/prometheus/web/api/v1"
 
 	"github.com/varvedb/varve/pkg/series"
 	"github.com/varvedb/varve/pkg/tenant"
@@ -28,7 +30,7 @@ type fanout struct {
 // Querier implements storage.Queryable. The stores are opened by the first call
 // that has a context, which names the tenant.
 func (f *fanout) Querier(mint, maxt int64) (storage.Querier, error) {
-	q := &sampleQuerier{}
+	q := &sampleQuerier{mint: mint, maxt: maxt}
 	q.f = f
 	q.open = func(ctx context.Context) (storage.Querier, annotations.Annotations, error) {
 		opened, warnings, err := openStores(ctx, f, mint, maxt, Store.Querier)
@@ -185,7 +187,42 @@ func (l *lazyQuerier[Q]) Close() error {
 }
 
 // sampleQuerier is what PromQL and the series endpoint read from.
-type sampleQuerier struct{ lazyQuerier[storage.Querier] }
+type sampleQuerier struct {
+	lazyQuerier[storage.Querier]
+	mint, maxt int64
+}
+
+// exactSeries is how many series are looked at, one by one, for the values of a label.
+const exactSeries = 20_000
+
+// LabelValues returns the values that matching series have in the querier's range, as
+// long as these are few. An index knows its label values for the whole of a head or
+// block only, so that for more series there can be values of other times among them,
+// as in Prometheus.
+func (s *sampleQuerier) LabelValues(ctx context.Context, name string, hints *storage.LabelHints, matchers ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+	if len(matchers) == 0 || s.mint <= v1.MinTime.UnixMilli() && s.maxt >= v1.MaxTime.UnixMilli() {
+		return s.lazyQuerier.LabelValues(ctx, name, hints, matchers...)
+	}
+	set := s.Select(ctx, false, &storage.SelectHints{Start: s.mint, End: s.maxt, Func: "series", Limit: exactSeries + 1}, matchers...)
+	found := map[string]struct{}{}
+	n := 0
+	for ; n <= exactSeries && set.Next(); n++ {
+		if value := set.At().Labels().Get(name); value != "" {
+			found[value] = struct{}{}
+		}
+	}
+	if set.Err() != nil {
+		return nil, nil, set.Err()
+	}
+	if n > exactSeries {
+		return s.lazyQuerier.LabelValues(ctx, name, hints, matchers...)
+	}
+	values := slices.Sorted(maps.Keys(found))
+	if hints != nil && hints.Limit > 0 && len(values) > hints.Limit {
+		values = values[:hints.Limit]
+	}
+	return values, set.Warnings(), nil
+}
 
 func (s *sampleQuerier) Select(ctx context.Context, sorted bool, hints *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
 	q, warnings, err := s.get(ctx)
