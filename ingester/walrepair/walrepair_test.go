@@ -686,6 +686,67 @@ func TestLostSeriesKeepTheirReferences(t *testing.T) {
 	}
 }
 
+// TestLogIsTruncatedAfterRepair forces a head compaction over a repaired log: damage
+// that stays in it would fail every checkpoint until the disk is full.
+func TestLogIsTruncatedAfterRepair(t *testing.T) {
+	dir, want := write(t, compression.Snappy)
+	s := segments(t, filepath.Join(dir, "wal"))
+	at, n := frameAt(t, s[1], pageSize/2)
+	edit(t, s[1], flip(at+n/2))
+	if err := os.Remove(s[2]); err != nil {
+		t.Fatal(err)
+	}
+	repair(t, dir)
+	// A disk that filled during a checkpoint leaves a half-written folder behind.
+	half := filepath.Join(dir, "wal", "checkpoint.00000002.tmp")
+	if err := os.Mkdir(half, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(half, "00000000"), []byte{1, 0}, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	db, err := tsdb.Open(dir, nil, reg, options(compression.Snappy), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	mint, maxt := db.Head().MinTime(), start+nRounds*step/2
+	if err := db.CompactHead(tsdb.NewRangeHead(db.Head(), mint, maxt)); err != nil {
+		t.Fatalf("compact head: %v", err)
+	}
+	for name, want := range map[string]float64{
+		"prometheus_tsdb_checkpoint_creations_total":        1,
+		"prometheus_tsdb_checkpoint_creations_failed_total": 0,
+		"prometheus_tsdb_wal_corruptions_total":             0,
+	} {
+		if got := counter(t, reg, name); got != want {
+			t.Errorf("%s = %v, want %v", name, got, want)
+		}
+	}
+	if len(segments(t, filepath.Join(dir, "wal"))) >= len(s) {
+		t.Error("no segment was removed")
+	}
+	if lost := readDB(t, db).missing(t, want).count(); lost > 200*nSeries {
+		t.Errorf("lost %d samples, at most those of one segment were to be lost", lost)
+	}
+}
+
+func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
 func TestDamagedHeadChunksAreTheTSDBsOwnAffair(t *testing.T) {
 	base, want := write(t, compression.Snappy)
 	db, err := tsdb.Open(base, nil, nil, options(compression.Snappy), nil)
