@@ -34,7 +34,7 @@ import (
 )
 
 const (
-	base = int64(1_760_000_400_000) // a full hour, Unix ms
+	base = int64(1_760_047_200_000) // 22:00 of a day, Unix ms
 	hour = int64(3_600_000)
 	step = int64(30_000)
 )
