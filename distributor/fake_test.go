@@ -184,6 +184,20 @@ func (r *rig) advance(d time.Duration) {
 	r.clock = r.clock.Add(d)
 }
 
+// newBare is a Distributor alone, for what happens thousands of times.
+func newBare(t testing.TB, app Appender, change func(*Config)) *Distributor {
+	t.Helper()
+	cfg := DefaultConfig()
+	if change != nil {
+		change(&cfg)
+	}
+	d, err := New(cfg, app, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)), func() time.Time { return testNow })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 type answer struct {
 	code   int
 	body   string
