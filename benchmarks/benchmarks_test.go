@@ -400,6 +400,33 @@ func TestSeriesStayWithTheirSender(t *testing.T) {
 	}
 }
 
+func TestMerge(t *testing.T) {
+	dir := t.TempDir()
+	one := report{Flags: runFlags{Series: 10, Protocols: []int{1}, Repetitions: 1, Out: "x"}, Targets: []targetInfo{{Name: "a"}}, Loads: []loadInfo{{Protocol: 1, Series: 10, Samples: 90}}}
+	two, other := one, one
+	one.Runs = []measurement{{Target: "a", Protocol: 1, Repetition: 1, SampleNanos: 1000}}
+	two.Runs = []measurement{{Target: "a", Protocol: 1, Repetition: 1, SampleNanos: 3000}}
+	other.Flags.Series = 11
+	var paths []string
+	for i, r := range []report{one, two, other} {
+		path := filepath.Join(dir, fmt.Sprintf("%d.md", i))
+		if err := r.write(path, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, jsonPath(path))
+	}
+	var out strings.Builder
+	if err := merge(mergeFlags{Files: paths[:2]}, &out); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "| a | 1.0 | 2.000 (-50/+50 %) |") || !strings.Contains(out.String(), "medians of 2 ") {
+		t.Errorf("merged table is not that of both runs:\n%s", out.String())
+	}
+	if err := merge(mergeFlags{Files: paths}, io.Discard); err == nil || !strings.Contains(err.Error(), "flags differ") {
+		t.Errorf("merge of unlike runs: %v; want an error", err)
+	}
+}
+
 func TestMarkdown(t *testing.T) {
 	r := report{
 		Flags:   runFlags{Base: "a", Protocols: []int{1}, Repetitions: 3},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,7 +17,13 @@ import (
 )
 
 type command struct {
-	Run runFlags `cmd:"" help:"Run targets in turn and write a table."`
+	Run   runFlags   `cmd:"" help:"Run targets in turn and write a table."`
+	Merge mergeFlags `cmd:"" help:"Make one table of the raw numbers of several runs with the same flags."`
+}
+
+type mergeFlags struct {
+	Files []string `arg:"" help:"Raw numbers (.json) that run wrote with --out."`
+	Out   string   `name:"out" help:"File for the table (.md); raw numbers go beside it (.json)."`
 }
 
 type runFlags struct {
@@ -50,10 +57,13 @@ func main() {
 	defer stop()
 	var c command
 	k := kong.Parse(&c, kong.Name("benchmarks"), kong.Description("Measures metric stores over HTTP."), kong.UsageOnError())
-	if err := k.Error; err != nil {
-		k.FatalIfErrorf(err)
+	var err error
+	if strings.HasPrefix(k.Command(), "merge") {
+		err = merge(c.Merge, os.Stdout)
+	} else {
+		err = run(ctx, c.Run, os.Stdout, os.Stderr)
 	}
-	if err := run(ctx, c.Run, os.Stdout, os.Stderr); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchmarks:", err)
 		os.Exit(1)
 	}

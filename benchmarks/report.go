@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -195,23 +196,67 @@ func (r *report) queryTable(b *strings.Builder) {
 }
 
 // write prints the tables, and writes them and the raw numbers where --out says.
-func (r *report) write(f runFlags, stdout io.Writer) error {
+func (r *report) write(out string, stdout io.Writer) error {
 	table := r.markdown()
 	if _, err := io.WriteString(stdout, table); err != nil {
 		return fmt.Errorf("print table: %w", err)
 	}
-	if f.Out == "" {
+	if out == "" {
 		return nil
 	}
-	if err := os.WriteFile(f.Out, []byte(table), 0o666); err != nil {
+	if err := os.WriteFile(out, []byte(table), 0o666); err != nil {
 		return fmt.Errorf("write table: %w", err)
 	}
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode raw numbers: %w", err)
 	}
-	if err := os.WriteFile(jsonPath(f.Out), append(raw, '\n'), 0o666); err != nil {
+	if err := os.WriteFile(jsonPath(out), append(raw, '\n'), 0o666); err != nil {
 		return fmt.Errorf("write raw numbers: %w", err)
 	}
+	return nil
+}
+
+// merge reads several reports and writes them as one: a machine that others need in
+// between is used for one repetition at a time. Only runs that measured the same
+// thing can be merged.
+func merge(f mergeFlags, stdout io.Writer) error {
+	var all report
+	for i, path := range f.Files {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read raw numbers: %w", err)
+		}
+		var r report
+		if err := json.Unmarshal(b, &r); err != nil {
+			return fmt.Errorf("parse raw numbers %s: %w", path, err)
+		}
+		if i == 0 {
+			all = r
+			continue
+		}
+		if err := all.add(r); err != nil {
+			return fmt.Errorf("merge %s: %w", path, err)
+		}
+	}
+	return all.write(f.Out, stdout)
+}
+
+// add appends the runs of other, whose flags but for the number of repetitions must
+// be the same.
+func (r *report) add(other report) error {
+	a, b := r.Flags, other.Flags
+	a.Repetitions, b.Repetitions, a.Out, b.Out = 0, 0, "", ""
+	if !reflect.DeepEqual(a, b) {
+		return fmt.Errorf("flags differ: %+v and %+v", a, b)
+	}
+	if !slices.Equal(r.Targets, other.Targets) || r.Machine != other.Machine {
+		return fmt.Errorf("targets or machines differ: %+v on %+v and %+v on %+v", r.Targets, r.Machine, other.Targets, other.Machine)
+	}
+	for _, m := range other.Runs {
+		m.Repetition += r.Flags.Repetitions
+		r.Runs = append(r.Runs, m)
+	}
+	r.Flags.Repetitions += other.Flags.Repetitions
 	return nil
 }

@@ -83,7 +83,7 @@ func run(ctx context.Context, f runFlags, stdout, stderr io.Writer) error {
 			}
 		}
 	}
-	return rep.write(f, stdout)
+	return rep.write(f.Out, stdout)
 }
 
 func readInputs(f runFlags) ([]*target, []query, error) {
