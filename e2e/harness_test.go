@@ -112,7 +112,7 @@ func start(t *testing.T, name string, args ...string) *process {
 		<-p.done
 		if t.Failed() {
 			log := p.log.String()
-			t.Logf("end of the log of %s:\n%s", p.name, log[max(0, len(log)-6000):])
+			t.Logf("end of the log of %s:\n%s", p.name, log[max(0, len(log)-2500):])
 		}
 	})
 	return p
@@ -153,7 +153,13 @@ func waitFor(t *testing.T, what string, f func() bool) {
 // server is something that speaks Prometheus' HTTP API.
 type server struct {
 	*process
-	url string
+	url    string
+	tenant string
+}
+
+// as returns the server as another tenant sees it.
+func (s *server) as(tenant string) *server {
+	return &server{process: s.process, url: s.url, tenant: tenant}
 }
 
 func (s *server) waitReady() {
@@ -176,7 +182,11 @@ func (s *server) waitReady() {
 // startVarve starts the binary on dir and waits until it is ready.
 func startVarve(t *testing.T, dir string, args ...string) *server {
 	t.Helper()
-	addr := freeAddress(t)
+	return startVarveAt(t, freeAddress(t), dir, args...)
+}
+
+func startVarveAt(t *testing.T, addr, dir string, args ...string) *server {
+	t.Helper()
 	s := &server{url: "http://" + addr}
 	s.process = start(t, filepath.Join(bin, "varve"), append([]string{"--http.listen=" + addr, "--storage.path=" + dir}, args...)...)
 	s.waitReady()
@@ -190,6 +200,7 @@ type answer struct {
 	ErrorType string          `json:"errorType"`
 	Error     string          `json:"error"`
 	Warnings  []string        `json:"warnings"`
+	Infos     []string        `json:"infos"`
 	code      int
 	header    http.Header
 }
@@ -197,7 +208,12 @@ type answer struct {
 // get asks the API; the caller checks what came.
 func (s *server) get(path string, params url.Values) answer {
 	s.t.Helper()
-	resp, err := http.Get(s.url + path + "?" + params.Encode())
+	req, err := http.NewRequest(http.MethodGet, s.url+path+"?"+params.Encode(), nil)
+	require.NoError(s.t, err)
+	if s.tenant != "" {
+		req.Header.Set("X-Scope-OrgID", s.tenant)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	require.NoError(s.t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
@@ -227,14 +243,14 @@ type point struct {
 }
 
 // post sends a remote write body.
-func (s *server) post(p remotewrite.Protocol, body []byte, tenant string) (int, string) {
+func (s *server) post(p remotewrite.Protocol, body []byte) (int, string) {
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, s.url+"/api/v1/write", bytes.NewReader(body))
 	if err != nil {
 		return 0, err.Error()
 	}
 	remotewrite.SetRequestHeaders(req.Header, p)
-	if tenant != "" {
-		req.Header.Set("X-Scope-OrgID", tenant)
+	if s.tenant != "" {
+		req.Header.Set("X-Scope-OrgID", s.tenant)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

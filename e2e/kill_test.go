@@ -44,7 +44,7 @@ func TestKill9(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(time.Duration(50+random.IntN(700)) * time.Millisecond)
+		time.Sleep(time.Duration(50+random.IntN(350)) * time.Millisecond)
 		varve.kill()
 		stop.Store(true)
 		wg.Wait()
@@ -58,7 +58,7 @@ func TestKill9(t *testing.T) {
 		total += w.acknowledged
 	}
 	t.Logf("%d samples were acknowledged over 20 kills, all are there", total)
-	require.Greater(t, total, 20_000, "the writers wrote too little to prove anything")
+	require.Greater(t, total, 10_000, "the writers wrote too little to prove anything")
 	varve.interrupt()
 	varve = startVarve(t, dir)
 	for _, w := range writers {
@@ -82,7 +82,7 @@ type killWriter struct {
 }
 
 const (
-	killSeries = 100
+	killSeries = 40
 	killStep   = 500 * time.Millisecond
 )
 
@@ -117,7 +117,7 @@ func (w *killWriter) send(s *server) bool {
 		e.Sample(0, w.begin.Add(time.Duration(k)*killStep).UnixMilli(), float64(k))
 	}
 	w.sent[k] = true
-	code, text := s.post(w.protocol, e.Snappy(), "")
+	code, text := s.post(w.protocol, e.Snappy())
 	switch code {
 	case 204:
 		w.acked[k] = true
@@ -143,16 +143,26 @@ func (w *killWriter) check(t *testing.T, s *server, when string) {
 			mustUnmarshal(t, v[1], &text)
 			k, err := strconv.Atoi(text)
 			require.NoError(t, err, "%s: value %s", when, text)
-			require.Equal(t, w.begin.Add(time.Duration(k)*killStep).UnixMilli(), int64(at*1000+0.5), "%s: sample %d stands at a wrong time", when, k)
-			require.True(t, w.sent[k], "%s: sample %d was never sent", when, k)
+			if want := w.begin.Add(time.Duration(k) * killStep).UnixMilli(); want != int64(at*1000+0.5) {
+				t.Fatalf("%s: sample %d stands at %f, want %d ms", when, k, at, want)
+			}
+			if !w.sent[k] {
+				t.Fatalf("%s: sample %d was never sent", when, k)
+			}
 			seen[k]++
 		}
 		got[labels.FromMap(r.Metric).String()] = seen
 	}
+	names := map[[2]int]string{} // by generation and series
 	for k := range w.acked {
 		for i := range killSeries {
-			name := w.seriesOf(k, i).String()
-			require.Equal(t, 1, got[name][k], "%s: acknowledged sample %d of %s", when, k, name)
+			id := [2]int{k / 50, i}
+			if names[id] == "" {
+				names[id] = w.seriesOf(k, i).String()
+			}
+			if n := got[names[id]][k]; n != 1 {
+				t.Fatalf("%s: acknowledged sample %d of %s is there %d times", when, k, names[id], n)
+			}
 		}
 	}
 }
