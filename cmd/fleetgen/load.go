@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +39,7 @@ type loadCommand struct {
 	Skew           time.Duration `default:"10m" help:"How far (in sample time) one sender may be ahead of another."`
 	Tenant         string        `help:"Value of X-Scope-OrgID."`
 	Timeout        time.Duration `default:"30s" help:"Timeout of one request."`
+	NoMetadata     bool          `help:"Send no metadata (1.0: once a minute; 2.0: with every series)."`
 	NoRetry        bool          `help:"Count 429 and 5xx answers as refused instead of sending again."`
 	DryRun         bool          `help:"Generate and encode, and send nothing."`
 	JSON           bool          `name:"json" help:"Print the report as JSON."`
@@ -118,13 +121,24 @@ func (c *loadCommand) prepare(now time.Time) (*load, error) {
 	return l, nil
 }
 
+// grace is how long a request that is under way may take when the run ends.
+const grace = 5 * time.Second
+
 func (l *load) run(ctx context.Context) report {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// Requests outlive ctx for a moment: what was sent wants its answer.
+	hard, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	defer context.AfterFunc(ctx, l.pace.stop)()
+	defer context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(grace, abort)
+		context.AfterFunc(hard, func() { timer.Stop() })
+	})()
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range l.cmd.Concurrency {
-		s := l.newSender(i)
+		s := l.newSender(hard, i)
 		wg.Go(func() {
 			defer l.pace.finish(i)
 			if err := s.run(ctx); err != nil && ctx.Err() == nil {
@@ -135,13 +149,6 @@ func (l *load) run(ctx context.Context) report {
 	stop := make(chan struct{})
 	var aside sync.WaitGroup
 	aside.Go(func() { l.progress(stop, began) })
-	aside.Go(func() {
-		select {
-		case <-ctx.Done():
-			l.pace.stop()
-		case <-stop:
-		}
-	})
 	wg.Wait()
 	close(stop)
 	aside.Wait()
@@ -174,20 +181,30 @@ func (l *load) progress(stop <-chan struct{}, began time.Time) {
 // sender scrapes its share of the targets in time order and sends what it gets, one
 // request after the other.
 type sender struct {
-	load    *load
-	number  int
-	queue   scrapeQueue
-	enc     remotewrite.Encoder
-	pending int
-	since   time.Time // the oldest pending sample was added
+	load     *load
+	hard     context.Context // of requests; ends later than the run's
+	number   int
+	protocol remotewrite.Protocol
+	queue    scrapeQueue
+	enc      remotewrite.Encoder
+	pending  int
+	since    time.Time // the oldest pending sample was added
+	err      error     // of a send in the middle of a scrape
+	ctx      context.Context
+
+	families  []series.Metadata
+	described time.Time
 }
 
-func (l *load) newSender(number int) *sender {
-	p := remotewrite.Protocol1
+func (l *load) newSender(hard context.Context, number int) *sender {
+	s := &sender{load: l, hard: hard, number: number, protocol: remotewrite.Protocol1}
 	if l.cmd.Protocol == "2.0" {
-		p = remotewrite.Protocol2
+		s.protocol = remotewrite.Protocol2
 	}
-	s := &sender{load: l, number: number, enc: remotewrite.NewEncoder(p)}
+	s.enc = remotewrite.NewEncoder(s.protocol)
+	if number == 0 && s.protocol == remotewrite.Protocol1 && !l.cmd.NoMetadata {
+		s.families = l.fleet.Families()
+	}
 	replicas := 1
 	if l.cmd.Twins {
 		replicas = 2
@@ -220,27 +237,65 @@ func (q *scrapeQueue) Push(x any)        { *q = append(*q, x.(queued)) }
 func (q *scrapeQueue) Pop() any          { panic("BUG: the queue never shrinks") }
 
 func (s *sender) run(ctx context.Context) error {
-	for len(s.queue) > 0 && ctx.Err() == nil {
+	s.ctx = ctx
+	var to fleet.Appender = s
+	if s.protocol == remotewrite.Protocol2 && !s.load.cmd.NoMetadata {
+		to = describing{s}
+	}
+	for len(s.queue) > 0 && ctx.Err() == nil && !s.load.stats.reached(s.load.cmd.Samples) {
 		next := &s.queue[0]
-		if s.load.to != 0 && next.At() > s.load.to || s.load.stats.reached(s.load.cmd.Samples) {
-			break
+		switch {
+		case next.sentAt == math.MaxInt64: // all are at the end
+			return s.flush(ctx)
+		case s.load.to != 0 && next.At() > s.load.to:
+			next.sentAt = math.MaxInt64
+			heap.Fix(&s.queue, 0)
+			continue
 		}
 		if err := s.waitFor(ctx, next.sentAt); err != nil {
 			return err
 		}
-		s.pending += next.Scrape(s)
+		if err := s.describe(ctx); err != nil {
+			return err
+		}
+		next.Scrape(to)
+		if s.err != nil {
+			return s.err
+		}
 		next.sentAt = max(next.SentAt(), next.sentAt)
 		heap.Fix(&s.queue, 0)
-		if err := s.flushIf(ctx, s.pending >= s.load.cmd.SamplesPerSend); err != nil {
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return s.flush(ctx)
+}
+
+// describe sends the metadata of all families once a minute, in requests of their
+// own, as Prometheus does with protocol 1.0.
+func (s *sender) describe(ctx context.Context) error {
+	const perRequest = 500
+	if len(s.families) == 0 || time.Since(s.described) < time.Minute {
+		return nil
+	}
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+	s.described = time.Now()
+	for chunk := range slices.Chunk(s.families, perRequest) {
+		for _, m := range chunk {
+			s.enc.Metadata(m)
+		}
+		if err := s.send(ctx); err != nil {
 			return err
 		}
 	}
-	return s.flushIf(ctx, ctx.Err() == nil)
+	return nil
 }
 
 // waitFor waits until t is not in the future, and until the other senders are near.
 func (s *sender) waitFor(ctx context.Context, t int64) error {
-	for {
+	for ctx.Err() == nil {
 		ahead := time.Until(time.UnixMilli(t))
 		if ahead <= 0 || s.load.cmd.DryRun && s.load.to != 0 {
 			break
@@ -257,14 +312,16 @@ func (s *sender) waitFor(ctx context.Context, t int64) error {
 			return ctx.Err()
 		case <-timer.C:
 		}
-		if err := s.flushIf(ctx, s.pending > 0 && time.Since(s.since) >= s.load.cmd.Deadline); err != nil {
-			return err
+		if s.pending > 0 && time.Since(s.since) >= s.load.cmd.Deadline {
+			if err := s.flush(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	// A sender that waits for others must not sit on samples: they may be what the
 	// others' store needs to see.
 	if !s.load.pace.try(s.number, t) {
-		if err := s.flushIf(ctx, s.pending > 0); err != nil {
+		if err := s.flush(ctx); err != nil {
 			return err
 		}
 		s.load.pace.wait(s.number, t)
@@ -272,23 +329,16 @@ func (s *sender) waitFor(ctx context.Context, t int64) error {
 	return ctx.Err()
 }
 
-func (s *sender) flushIf(ctx context.Context, yes bool) error {
-	if !yes || s.pending == 0 {
-		return nil
-	}
-	return s.flush(ctx)
-}
-
 // Sample implements fleet.Appender.
 func (s *sender) Sample(ls series.LabelBytes, st, t int64, v float64) {
-	s.began()
+	s.begin()
 	s.enc.Series(ls)
 	s.enc.Sample(st, t, v)
 }
 
 // Histogram implements fleet.Appender.
 func (s *sender) Histogram(ls series.LabelBytes, st, t int64, h *histogram.Histogram) {
-	s.began()
+	s.begin()
 	s.enc.Series(ls)
 	s.enc.Histogram(series.Histogram{ST: st, T: t, H: h})
 }
@@ -298,8 +348,20 @@ func (s *sender) Exemplar(ls series.LabelBytes, t int64, v float64) {
 	s.enc.Exemplar(series.Exemplar{Labels: ls, T: t, V: v})
 }
 
-func (s *sender) began() {
-	if s.pending == 0 && s.since.IsZero() {
+// begin makes room for a sample. It is called before the sample and not after, since
+// exemplars and metadata follow their sample into the same request.
+func (s *sender) begin() {
+	if s.pending >= s.load.cmd.SamplesPerSend && s.err == nil {
+		s.err = s.flush(s.ctx)
+	}
+	if s.pending == 0 {
 		s.since = time.Now()
 	}
+	s.pending++
 }
+
+// describing is a sender that is told the family of every sample.
+type describing struct{ *sender }
+
+// Metadata implements fleet.MetadataAppender.
+func (d describing) Metadata(m series.Metadata) { d.enc.Metadata(m) }

@@ -20,43 +20,49 @@ const (
 	maxBackoff = 5 * time.Second
 )
 
-// flush sends what is pending, again and again while the store says "later". Until
-// it is through nothing else of this sender's targets is sent: order is kept.
+// flush sends what is pending.
 func (s *sender) flush(ctx context.Context) error {
-	body := s.enc.Snappy()
-	n := s.pending
-	defer func() {
-		s.enc.Reset()
-		s.pending, s.since = 0, time.Time{}
-	}()
-	st := s.load.stats
+	if s.pending == 0 {
+		return nil
+	}
+	return s.send(ctx)
+}
+
+// send sends the request that was built, again and again while the store says
+// "later". Until it is through nothing else of this sender's targets is sent: order
+// is kept. It returns an error only when the run is over.
+func (s *sender) send(ctx context.Context) error {
+	body, n, st := s.enc.Snappy(), s.pending, s.load.stats
+	size := s.enc.Len()
+	s.pending = 0
+	defer s.enc.Reset()
 	if l := s.load.limiter; l != nil {
 		if err := l.WaitN(ctx, min(n, l.Burst())); err != nil {
 			return err
 		}
 	}
-	st.encoded(n, s.enc.Len(), len(body))
+	st.encoded(n, size, len(body))
 	if s.load.cmd.DryRun {
 		st.accepted(n)
 		return nil
 	}
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		began := time.Now()
-		a, err := s.post(ctx, body)
-		if ctx.Err() != nil {
-			st.unknown(n)
-			return ctx.Err()
-		}
+		a, err := s.post(body)
 		st.answered(time.Since(began), a.status)
+		why := fmt.Sprintf("%d %s", a.status, a.message)
+		if err != nil {
+			why = err.Error()
+		}
 		switch {
 		case err == nil && a.status/100 == 2:
 			st.accepted(n)
 			return nil
-		case err == nil && a.status != http.StatusTooManyRequests && a.status/100 != 5, s.load.cmd.NoRetry:
-			st.refused(n, a.written, fmt.Sprintf("%d %s %v", a.status, a.message, err))
+		case err == nil && !again(a.status), s.load.cmd.NoRetry:
+			st.refused(n, a.written, why)
 			return nil
 		}
-		st.retried(fmt.Sprintf("%d %s %v", a.status, a.message, err))
+		st.retried(why)
 		select {
 		case <-ctx.Done():
 			st.unknown(n)
@@ -64,6 +70,11 @@ func (s *sender) flush(ctx context.Context) error {
 		case <-time.After(max(backoff, a.after)):
 		}
 	}
+}
+
+// again tells whether the same request may succeed later.
+func again(status int) bool {
+	return status == http.StatusTooManyRequests || status/100 == 5
 }
 
 // answer is what the store said.
@@ -74,23 +85,19 @@ type answer struct {
 	after   time.Duration // when to come back
 }
 
-func (s *sender) post(ctx context.Context, body []byte) (answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.load.cmd.URL, bytes.NewReader(body))
+func (s *sender) post(body []byte) (answer, error) {
+	req, err := http.NewRequestWithContext(s.hard, http.MethodPost, s.load.cmd.URL, bytes.NewReader(body))
 	if err != nil {
-		return answer{}, err
+		return answer{written: -1}, err
 	}
-	p := remotewrite.Protocol1
-	if s.load.cmd.Protocol == "2.0" {
-		p = remotewrite.Protocol2
-	}
-	remotewrite.SetRequestHeaders(req.Header, p)
+	remotewrite.SetRequestHeaders(req.Header, s.protocol)
 	req.Header.Set("User-Agent", "fleetgen")
 	if s.load.cmd.Tenant != "" {
 		req.Header.Set(tenant.Header, s.load.cmd.Tenant)
 	}
 	resp, err := s.load.client.Do(req)
 	if err != nil {
-		return answer{}, err
+		return answer{written: -1}, err
 	}
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 512)) // a cut message is still a message

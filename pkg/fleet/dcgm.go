@@ -166,9 +166,7 @@ func (s *dcgmSource) relabelGPU(i int, at int64) []*group {
 	}
 	job := g.job
 	if job == nil || at < job.begin || at >= job.end {
-		job = s.f.jobAt(s.n, i, at)
-		before := s.f.jobAt(s.n, i, job.begin-1)
-		job.before = before.watts(job.begin - 1)
+		job = s.f.jobWithPast(s.n, i, at)
 	}
 	valid = valid.and(span{job.begin, job.end}).and(splitAt(job.alloc, at))
 	b, v := s.f.boardAt(s.n, i, at)
@@ -271,27 +269,18 @@ func (s *dcgmSource) podLabels(g *reading, slice int) []pair {
 	return []pair{{"container", j.container}, {"namespace", j.namespace}, {"pod", pod}}
 }
 
-// row makes a group of all metrics under the given labels.
+// row makes a group of all metrics under the given labels; the XID's line is last.
 func (s *dcgmSource) row(g *reading, metrics []*metric, ls []pair, mig bool) *group {
-	lines := make([]line, 0, len(metrics))
 	var extra []extraLine
 	for _, m := range metrics {
-		if mig && m.noMIG {
-			continue
-		}
-		if m.name == "DCGM_FI_DEV_XID_ERRORS" || m.name == "DCGM_FI_DEV_XID_ERROR" {
-			continue
-		}
-		lines = append(lines, line{family: &m.family, name: m.name8, metric: m.name})
-	}
-	for _, m := range metrics {
-		if m.name == "DCGM_FI_DEV_XID_ERRORS" || m.name == "DCGM_FI_DEV_XID_ERROR" {
+		if m.xid {
 			extra = append(extra, extraLine{family: &m.family, name: m.name, labels: []pair{
 				{"err_code", strconv.Itoa(g.xid.code)}, {"err_msg", xidTexts[g.xid.code]},
 			}})
 		}
 	}
-	return newGroup(groupSpec{exporter: ls, target: s.target.labels(s.replica, s.exporter)}, lines, extra)
+	lines := s.f.metrics.lines[lineKey{s.exporter.version, mig}]
+	return newGroup(groupSpec{page: s.replica < 0, exporter: ls, target: s.target.labels(s.replica, s.exporter)}, lines, extra)
 }
 
 // expRow makes the event families of a GPU, whose series come and go with events.
@@ -315,7 +304,7 @@ func (s *dcgmSource) expRow(g *reading) *group {
 	for _, w := range healthWatches {
 		one(exp[2], pair{"health_watch", w}, pair{"health_error_code", code})
 	}
-	return newGroup(groupSpec{exporter: ls, target: s.target.labels(s.replica, s.exporter)}, nil, extra)
+	return newGroup(groupSpec{page: s.replica < 0, exporter: ls, target: s.target.labels(s.replica, s.exporter)}, nil, extra)
 }
 
 // fill reads all GPUs at the collection instant t and spreads the readings over
@@ -371,7 +360,7 @@ func (s *dcgmSource) fillRow(g *reading, row *group, metrics []*metric, r int) {
 		if k == g.blankIndex {
 			v = m.blank.value()
 		}
-		if m.class == State && (m.name == "DCGM_FI_DEV_XID_ERRORS" || m.name == "DCGM_FI_DEV_XID_ERROR") {
+		if m.xid {
 			row.vals[len(row.vals)-1] = v
 			continue
 		}

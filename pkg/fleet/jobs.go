@@ -91,6 +91,13 @@ func (f *Fleet) jobAt(n *Node, gpu int, t int64) *job {
 	return f.describe(n, k.with(2000), begin, end, lo, size)
 }
 
+// jobWithPast is jobAt, with the power that the place drew when it was handed over.
+func (f *Fleet) jobWithPast(n *Node, gpu int, t int64) *job {
+	j := f.jobAt(n, gpu, t)
+	j.before = f.jobAt(n, gpu, j.begin-1).watts(j.begin - 1)
+	return j
+}
+
 func (f *Fleet) isOneJob(k key, length int64) bool {
 	if f.cfg.Churn == 0 {
 		return true
@@ -124,7 +131,7 @@ func (f *Fleet) describe(n *Node, k key, begin, end int64, lo, size int) *job {
 	} else {
 		j.size = min(size, f.cfg.GPUsPerNode-lo)
 	}
-	f.nameJob(j, n)
+	f.nameJob(j)
 	j.load = int64(k.with(3).between(60, 420)) * second
 	j.period = int64(k.with(4).between(10*60, 30*60)) * second
 	j.ckpt = int64(k.with(5).between(30, 120)) * second
@@ -146,7 +153,7 @@ func (f *Fleet) describe(n *Node, k key, begin, end int64, lo, size int) *job {
 	return j
 }
 
-func (f *Fleet) nameJob(j *job, n *Node) {
+func (f *Fleet) nameJob(j *job) {
 	if j.kind == jobNone {
 		return
 	}
@@ -171,7 +178,6 @@ func (f *Fleet) nameJob(j *job, n *Node) {
 		j.name, j.container = "notebook-"+suffix, "jupyter"
 		j.namespace = "notebooks"
 	}
-	_ = n
 }
 
 // pod is the name of the job's pod on the node: gangs have one worker per node.

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -37,7 +36,8 @@ type group struct {
 	// head and tail are the label bytes before and after the name.
 	head, tail []byte
 	text       string // labels as the page shows them, without braces
-	lines      []line
+	lines      []line // may be shared between groups
+	more       []line // after lines: those with labels of their own
 	vals       []float64
 	start      int64 // start time of cumulative lines, 0 if unknown
 
@@ -50,6 +50,7 @@ type exemplarOf struct {
 	labels []byte
 	t      int64
 	v      float64
+	sent   bool
 }
 
 // groupSpec is what a group is made of. Target labels win over the exporter's own,
@@ -58,6 +59,7 @@ type groupSpec struct {
 	exporter []pair // in the order in which the page shows them
 	target   []pair
 	start    int64
+	page     bool // the text is needed
 }
 
 // extraLine is a series with labels beside the group's.
@@ -70,34 +72,96 @@ type extraLine struct {
 }
 
 func newGroup(spec groupSpec, lines []line, extra []extraLine) *group {
-	g := &group{start: spec.start}
-	g.head, g.tail = splitName(merge(spec.exporter, spec.target))
-	g.text = renderLabels(spec.exporter)
-	g.lines = lines
-	if len(extra) > 0 {
-		g.lines = slices.Clone(lines)
+	g := &group{start: spec.start, lines: lines}
+	base := appendScraped(nil, spec.exporter, spec.target)
+	for _, p := range spec.target {
+		base = insert(base, p)
 	}
+	g.head, g.tail = splitName(base)
+	if spec.page {
+		g.text = renderLabels(spec.exporter)
+	}
+	g.more = make([]line, 0, len(extra))
+	arena := make([]byte, 0, len(extra)*(len(g.head)+len(g.tail)+80))
+	var scratch []pair
 	for _, x := range extra {
-		all := append(slices.Clone(spec.exporter), x.labels...)
-		own := merge(all, spec.target)
-		own = append(own, pair{"__name__", x.name})
-		g.lines = append(g.lines, line{
-			family: x.family, metric: x.name, st: x.st, native: x.native,
-			own: encode(own), text: renderLabels(all),
-		})
+		scratch = append(scratch[:0], base...)
+		scratch = appendScraped(scratch, x.labels, spec.target)
+		scratch = insert(scratch, pair{labels.MetricName, x.name})
+		from := len(arena)
+		for _, p := range scratch {
+			arena = series.AppendLabel(arena, p.name, p.value)
+		}
+		l := line{family: x.family, metric: x.name, st: x.st, native: x.native, own: arena[from:len(arena):len(arena)]}
+		if spec.page {
+			l.text = g.text
+			if more := renderLabels(x.labels); more != "" {
+				l.text = strings.TrimPrefix(g.text+","+more, ",")
+			}
+		}
+		g.more = append(g.more, l)
 	}
-	g.vals = make([]float64, len(g.lines))
-	g.sent = make([]bool, len(g.lines))
+	g.vals = make([]float64, g.len())
+	g.sent = make([]bool, g.len())
 	return g
+}
+
+func (g *group) len() int { return len(g.lines) + len(g.more) }
+
+// line returns the i-th line.
+func (g *group) line(i int) *line {
+	if i < len(g.lines) {
+		return &g.lines[i]
+	}
+	return &g.more[i-len(g.lines)]
+}
+
+// labels returns the label bytes of the i-th line: its own, or built in b behind the
+// group's head, which b must begin with.
+func (g *group) labels(b []byte, i int) (ls, buf []byte) {
+	l := g.line(i)
+	if l.own != nil {
+		return l.own, b
+	}
+	b = append(b[:len(g.head)], l.name...)
+	b = append(b, g.tail...)
+	return b, b
+}
+
+// appendScraped inserts the labels that a page shows into the sorted list, under the
+// names that a scrape gives them: a target's label wins.
+func appendScraped(sorted, exporter, target []pair) []pair {
+	for _, p := range exporter {
+		for _, t := range target {
+			if t.name == p.name {
+				p.name = "exported_" + p.name
+				break
+			}
+		}
+		sorted = insert(sorted, p)
+	}
+	return sorted
+}
+
+// insert keeps the list sorted by name. Empty values are no labels.
+func insert(sorted []pair, p pair) []pair {
+	if p.value == "" {
+		return sorted
+	}
+	sorted = append(sorted, p)
+	for i := len(sorted) - 1; i > 0 && sorted[i].name < sorted[i-1].name; i-- {
+		sorted[i], sorted[i-1] = sorted[i-1], sorted[i]
+	}
+	return sorted
 }
 
 // sameLabels tells whether o is the same group in another life of the layout.
 func (g *group) sameLabels(o *group) bool {
-	if len(g.lines) != len(o.lines) || g.start != o.start || string(g.head) != string(o.head) || string(g.tail) != string(o.tail) {
+	if g.len() != o.len() || g.start != o.start || string(g.head) != string(o.head) || string(g.tail) != string(o.tail) {
 		return false
 	}
-	for i := range g.lines {
-		a, b := &g.lines[i], &o.lines[i]
+	for i := range g.len() {
+		a, b := g.line(i), o.line(i)
 		if a.metric != b.metric || string(a.own) != string(b.own) {
 			return false
 		}
@@ -105,33 +169,9 @@ func (g *group) sameLabels(o *group) bool {
 	return true
 }
 
-// merge joins the exporter's and the target's labels as a scrape does.
-func merge(exporter, target []pair) []pair {
-	all := make([]pair, 0, len(exporter)+len(target))
-	for _, p := range exporter {
-		if p.value == "" {
-			continue
-		}
-		for _, t := range target {
-			if t.name == p.name {
-				p.name = "exported_" + p.name
-				break
-			}
-		}
-		all = append(all, p)
-	}
-	for _, t := range target {
-		if t.value != "" {
-			all = append(all, t)
-		}
-	}
-	return all
-}
-
 // splitName encodes the labels that sort before __name__ and those after it.
-func splitName(all []pair) (head, tail []byte) {
-	slices.SortFunc(all, func(a, b pair) int { return strings.Compare(a.name, b.name) })
-	for _, p := range all {
+func splitName(sorted []pair) (head, tail []byte) {
+	for _, p := range sorted {
 		if p.name < labels.MetricName {
 			head = series.AppendLabel(head, p.name, p.value)
 		} else {
@@ -139,11 +179,6 @@ func splitName(all []pair) (head, tail []byte) {
 		}
 	}
 	return head, tail
-}
-
-func encode(all []pair) []byte {
-	head, tail := splitName(all) // __name__ is not before itself
-	return append(head, tail...)
 }
 
 func renderLabels(ps []pair) string {
@@ -183,9 +218,9 @@ func writePage(b []byte, groups []*group) []byte {
 	var order []*family
 	places := map[*family][]place{}
 	for _, g := range groups {
-		for i := range g.lines {
-			f := g.lines[i].family
-			if isAbsent(g.vals[i]) || g.lines[i].native != nil {
+		for i := range g.len() {
+			f := g.line(i).family
+			if isAbsent(g.vals[i]) || g.line(i).native != nil {
 				continue
 			}
 			if places[f] == nil {
@@ -205,7 +240,7 @@ func writePage(b []byte, groups []*group) []byte {
 		b = append(b, f.kind...)
 		b = append(b, '\n')
 		for _, p := range places[f] {
-			l := &p.g.lines[p.i]
+			l := p.g.line(p.i)
 			text := p.g.text
 			if l.own != nil {
 				text = l.text

@@ -5,6 +5,9 @@ import (
 	"math"
 	"strings"
 
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/metadata"
+
 	"github.com/varvedb/varve/pkg/series"
 )
 
@@ -32,11 +35,10 @@ type metric struct {
 	read  func(g *reading) float64
 	// mul and div turn the reading's unit into the exposed one.
 	mul, div float64
-	// mig tells whether MIG instances have it, shared whether the value is the
-	// device's and repeats.
-	noMIG bool
-	blank blank
-	name8 []byte // label field of the name
+	noMIG    bool // MIG instances do not have it
+	blank    blank
+	xid      bool   // its series carry err_code and err_msg
+	label    []byte // label field of the name
 }
 
 // family is a metric family as a page shows it.
@@ -80,6 +82,14 @@ type metricSets struct {
 	old     []*metric // up to 4.8
 	renamed []*metric // from 4.9
 	exp     []*metric
+	// The lines of a GPU and of a MIG instance, by version: all but the XID's, whose
+	// labels differ.
+	lines map[lineKey][]line
+}
+
+type lineKey struct {
+	version Version
+	mig     bool
 }
 
 func (s *metricSets) of(v Version) []*metric {
@@ -107,10 +117,53 @@ func newMetricSets(cfg Config) metricSets {
 	s.exp = expMetrics()
 	for _, set := range [][]*metric{s.old, s.renamed, s.exp} {
 		for _, m := range set {
-			m.name8 = series.AppendLabel(nil, "__name__", m.name)
+			m.label = series.AppendLabel(nil, "__name__", m.name)
+		}
+	}
+	s.lines = map[lineKey][]line{}
+	for _, v := range []Version{V482, V483, V490} {
+		for _, mig := range []bool{false, true} {
+			var lines []line
+			for _, m := range s.of(v) {
+				if !m.xid && !(mig && m.noMIG) {
+					lines = append(lines, line{family: &m.family, name: m.label, metric: m.name})
+				}
+			}
+			s.lines[lineKey{v, mig}] = lines
 		}
 	}
 	return s
+}
+
+// metadata is what a scrape learns of the family.
+func (f *family) metadata() series.Metadata {
+	return series.Metadata{Family: f.name, Metadata: metadata.Metadata{Type: model.MetricType(f.kind), Help: f.help}}
+}
+
+// Families describes the DCGM families of the exporter's version and those of all
+// other targets of the fleet, as a Prometheus would announce them.
+func (f *Fleet) Families() []series.Metadata {
+	seen := map[string]bool{}
+	var all []series.Metadata
+	for i := range f.targets {
+		tg := &f.targets[i]
+		src := tg.newSource(0)
+		if !src.refresh(epoch + 400*day) {
+			continue
+		}
+		for _, g := range src.groups() {
+			for i := range g.len() {
+				if fam := g.line(i).family; !seen[fam.name] {
+					seen[fam.name] = true
+					all = append(all, fam.metadata())
+				}
+			}
+		}
+		if len(all) > 0 && i > 200 {
+			break // by then every kind of target was seen
+		}
+	}
+	return all
 }
 
 // Metrics returns the names of the metrics that one GPU exposes under version v.
@@ -144,6 +197,11 @@ func (m *metric) double() *metric {
 	return m
 }
 
+func (m *metric) withXID() *metric {
+	m.xid = true
+	return m
+}
+
 func (m *metric) withoutMIG() *metric {
 	m.noMIG = true
 	return m
@@ -172,7 +230,7 @@ func defaultMetrics() []*metric {
 		define(Small, gauge, "DEV_MEM_COPY_UTIL", "Share of time with the memory in use (%).", (*reading).memCopyUtil).withoutMIG(),
 		define(Constant, gauge, "DEV_ENC_UTIL", "Encoder utilisation (%).", func(g *reading) float64 { return g.video(1) }).withoutMIG(),
 		define(Constant, gauge, "DEV_DEC_UTIL", "Decoder utilisation (%).", func(g *reading) float64 { return g.video(2) }).withoutMIG(),
-		define(State, gauge, "DEV_XID_ERRORS", "Last XID error.", func(g *reading) float64 { return float64(g.xid.code) }),
+		define(State, gauge, "DEV_XID_ERRORS", "Last XID error.", func(g *reading) float64 { return float64(g.xid.code) }).withXID(),
 		define(Constant, gauge, "DEV_FB_FREE", "Frame buffer free (MiB).", func(g *reading) float64 { return fbTotal - fbReserved - g.fbUsed() }),
 		define(Constant, gauge, "DEV_FB_USED", "Frame buffer used (MiB).", (*reading).fbUsed),
 		define(Constant, gauge, "DEV_FB_RESERVED", "Frame buffer reserved (MiB).", fixed(fbReserved)),

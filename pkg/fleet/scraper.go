@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"math"
+	"slices"
 
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/value"
@@ -20,6 +21,13 @@ type Appender interface {
 	Exemplar(ls series.LabelBytes, t int64, v float64)
 }
 
+// MetadataAppender is an Appender that also wants the family of every sample, right
+// after the sample.
+type MetadataAppender interface {
+	Appender
+	Metadata(m series.Metadata)
+}
+
 // Scraper is one Prometheus' scrape loop for one target: it knows when to scrape,
 // what the scrape before gave, and so which series have ended. It is not safe for
 // concurrent use.
@@ -29,13 +37,15 @@ type Scraper struct {
 	replica int
 	src     source
 	self    *group // up and its like
-	labels  string // label bytes of self
+	valid   span   // of self's labels
 
 	slot  int64 // grid time of the next scrape
 	next  int64 // its timestamp
 	prev  []*group
 	buf   []byte
 	total int
+
+	describe MetadataAppender // the receiver of this scrape, if it wants metadata
 }
 
 // NewScraper returns the scrape loop of replica (0 or 1 for twins) for tg. Its first
@@ -184,15 +194,18 @@ func (f *Fleet) lives(replica int, t int64) int64 {
 // scrapeAt makes the scrape with timestamp t.
 func (s *Scraper) scrapeAt(t int64, to Appender) int {
 	s.total = 0
+	s.describe, _ = to.(MetadataAppender)
 	up := s.src.refresh(t)
 	scraped, added := 0, 0
 	var now []*group
 	if up {
 		now = s.src.groups()
 	}
-	for _, g := range s.prev {
-		if !contains(now, g) {
-			s.end(g, t, to)
+	if !slices.Equal(s.prev, now) {
+		for _, g := range s.prev {
+			if !slices.Contains(now, g) {
+				s.end(g, t, to)
+			}
 		}
 	}
 	for _, g := range now {
@@ -206,15 +219,6 @@ func (s *Scraper) scrapeAt(t int64, to Appender) int {
 	return s.total
 }
 
-func contains(all []*group, g *group) bool {
-	for _, o := range all {
-		if o == g {
-			return true
-		}
-	}
-	return false
-}
-
 var staleNaN = math.Float64frombits(value.StaleNaN)
 
 // staleHistogram marks the end of a native histogram's series.
@@ -223,20 +227,14 @@ var staleHistogram = &histogram.Histogram{Sum: staleNaN}
 // emit gives out the group's series, and marks for those that are gone.
 func (s *Scraper) emit(g *group, t int64, to Appender) (scraped, fresh int) {
 	b := append(s.buf[:0], g.head...)
-	base := len(b)
-	for i := range g.lines {
-		l := &g.lines[i]
-		v := g.vals[i]
+	var ls []byte
+	for i, v := range g.vals {
 		gone := isAbsent(v)
 		if gone && !g.sent[i] {
 			continue
 		}
-		ls := l.own
-		if ls == nil {
-			b = append(b[:base], l.name...)
-			b = append(b, g.tail...)
-			ls = b
-		}
+		l := g.line(i)
+		ls, b = g.labels(b, i)
 		s.total++
 		if gone {
 			g.sent[i] = false
@@ -248,41 +246,45 @@ func (s *Scraper) emit(g *group, t int64, to Appender) (scraped, fresh int) {
 			fresh++
 			g.sent[i] = true
 		}
-		st := int64(0)
-		if l.st {
-			st = g.start
-		}
-		if l.native != nil {
-			to.Histogram(ls, st, t, l.native)
-			continue
-		}
-		to.Sample(ls, st, t, v)
-		if g.exemplar != nil && g.exemplar.line == i {
-			to.Exemplar(g.exemplar.labels, g.exemplar.t, g.exemplar.v)
-		}
+		s.give(g, i, ls, t, v, to)
 	}
 	s.buf = b
 	return scraped, fresh
 }
 
+// give hands on one sample and what belongs to it.
+func (s *Scraper) give(g *group, i int, ls []byte, t int64, v float64, to Appender) {
+	l := g.line(i)
+	st := int64(0)
+	if l.st {
+		st = g.start
+	}
+	if l.native != nil {
+		to.Histogram(ls, st, t, l.native)
+	} else {
+		to.Sample(ls, st, t, v)
+	}
+	if s.describe != nil && l.family.kind != "" {
+		s.describe.Metadata(l.family.metadata())
+	}
+	if x := g.exemplar; x != nil && x.line == i && !x.sent {
+		x.sent = true // Prometheus passes each exemplar on once
+		to.Exemplar(x.labels, x.t, x.v)
+	}
+}
+
 // end marks the end of all of a group's series.
 func (s *Scraper) end(g *group, t int64, to Appender) {
 	b := append(s.buf[:0], g.head...)
-	base := len(b)
-	for i := range g.lines {
-		if !g.sent[i] {
+	var ls []byte
+	for i, sent := range g.sent {
+		if !sent {
 			continue
 		}
 		g.sent[i] = false
-		l := &g.lines[i]
-		ls := l.own
-		if ls == nil {
-			b = append(b[:base], l.name...)
-			b = append(b, g.tail...)
-			ls = b
-		}
+		ls, b = g.labels(b, i)
 		s.total++
-		s.stale(l, ls, t, to)
+		s.stale(g.line(i), ls, t, to)
 	}
 	s.buf = b
 }
@@ -302,19 +304,8 @@ var selfFamilies = [...]family{
 
 // emitSelf gives out what Prometheus itself records of a scrape.
 func (s *Scraper) emitSelf(t int64, up bool, scraped, added int, to Appender) {
-	var e exporter
-	if s.target.node != nil {
-		e, _ = s.f.exporterAt(s.target.node, t)
-	}
-	if id := e.ip + e.pod; s.self == nil || s.labels != id {
-		if s.self != nil {
-			s.end(s.self, t, to)
-		}
-		var extra []extraLine
-		for i := range selfFamilies {
-			extra = append(extra, extraLine{family: &selfFamilies[i], name: selfFamilies[i].name})
-		}
-		s.self, s.labels = newGroup(groupSpec{target: s.target.labels(s.replica, e)}, nil, extra), id
+	if !s.valid.has(t) {
+		s.relabel(t, to)
 	}
 	k := s.target.key.with(3).with(uint64(t))
 	took := 0.004 + 0.00001*float64(scraped)*k.lognorm(1, 0.3)
@@ -326,4 +317,25 @@ func (s *Scraper) emitSelf(t int64, up bool, scraped, added int, to Appender) {
 	s.self.vals[0], s.self.vals[1] = truth(up), math.Round(took*1e9)/1e9
 	s.self.vals[2], s.self.vals[3], s.self.vals[4] = float64(scraped), float64(scraped), float64(added)
 	s.emit(s.self, t, to)
+}
+
+// relabel follows a change of the target's address.
+func (s *Scraper) relabel(t int64, to Appender) {
+	var e exporter
+	s.valid = always
+	if s.target.node != nil {
+		e, s.valid = s.f.exporterAt(s.target.node, t)
+	}
+	var extra []extraLine
+	for i := range selfFamilies {
+		extra = append(extra, extraLine{family: &selfFamilies[i], name: selfFamilies[i].name})
+	}
+	g := newGroup(groupSpec{target: s.target.labels(s.replica, e)}, nil, extra)
+	if s.self != nil && s.self.sameLabels(g) {
+		return
+	}
+	if s.self != nil {
+		s.end(s.self, t, to)
+	}
+	s.self = g
 }

@@ -295,7 +295,7 @@ func (e *EncoderV2) Exemplar(x series.Exemplar) {
 func (e *EncoderV2) Metadata(m series.Metadata) {
 	p := writev2.Metadata{
 		Type:    writev2.FromMetadataType(m.Type),
-		HelpRef: e.symbol([]byte(m.Help)), UnitRef: e.symbol([]byte(m.Unit)),
+		HelpRef: symbolOf(e, m.Help), UnitRef: symbolOf(e, m.Unit),
 	}
 	e.open = appendMessage(e.open, 5, &p)
 }
@@ -336,7 +336,9 @@ func (e *EncoderV2) finish() {
 	e.open, e.begun = e.open[:0], false
 }
 
-func (e *EncoderV2) symbol(text []byte) uint32 {
+func (e *EncoderV2) symbol(text []byte) uint32 { return symbolOf(e, text) }
+
+func symbolOf[T string | []byte](e *EncoderV2, text T) uint32 {
 	s, ok := e.symbols[string(text)]
 	if !ok {
 		s = &symbol{}
