@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -264,4 +266,25 @@ func (s *server) post(p remotewrite.Protocol, body []byte) (int, string) {
 func mustUnmarshal(t *testing.T, data []byte, v any) {
 	t.Helper()
 	require.NoError(t, json.Unmarshal(data, v))
+}
+
+// metric returns the sum of a metric of the server over its labels, 0 if it has none.
+func metric(t *testing.T, s *server, name string) float64 {
+	t.Helper()
+	resp, err := http.Get(s.url + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	sum := 0.0
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), strings.TrimSuffix(name, "}"))
+		if !ok || rest == "" || !strings.ContainsRune("{ ,}", rune(rest[0])) {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		require.NoError(t, err, lines.Text())
+		sum += v
+	}
+	require.NoError(t, lines.Err())
+	return sum
 }
