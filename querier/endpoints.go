@@ -1,6 +1,7 @@
 package querier
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -124,6 +125,28 @@ func (q *Querier) serveTSDBStatus(w http.ResponseWriter, r *http.Request) {
 		MemoryInBytesByLabelName:    v1.TSDBStatsFromIndexStats(p.LabelValueStats),
 		SeriesCountByLabelValuePair: v1.TSDBStatsFromIndexStats(p.LabelValuePairsStats),
 	}, nil)
+}
+
+// describer is a bucket's store that can say which blocks it reads.
+type describer interface {
+	Blocks(ctx context.Context, tenant string) ([]tsdb.BlockMeta, error)
+}
+
+// serveBlocks answers /api/v1/status/tsdb/blocks with the tenant's blocks in the
+// bucket.
+func (q *Querier) serveBlocks(w http.ResponseWriter, r *http.Request) {
+	metas := []tsdb.BlockMeta{}
+	if d, ok := q.opts.Bucket.(describer); ok {
+		name, err := tenant.FromContext(r.Context())
+		if err == nil {
+			metas, err = d.Blocks(r.Context(), name)
+		}
+		if err != nil {
+			q.refuse(w, r, err)
+			return
+		}
+	}
+	q.respond(w, map[string][]tsdb.BlockMeta{"blocks": metas}, nil)
 }
 
 // buildInfo is Prometheus' document with who really answers. It has no "features":

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/prometheus/model/exemplar"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/util/annotations"
@@ -70,7 +71,18 @@ func (f *fanout) ExemplarQuerier(ctx context.Context) (storage.ExemplarQuerier, 
 		return nil, asStoreError(err)
 	}
 	q, err := f.recent.ExemplarQuerier(ctx, name)
-	return q, asStoreError(err)
+	if err != nil {
+		return nil, asStoreError(err)
+	}
+	return exemplarQuerier{q}, nil
+}
+
+// exemplarQuerier gives errors the form that the API understands.
+type exemplarQuerier struct{ storage.ExemplarQuerier }
+
+func (q exemplarQuerier) Select(start, end int64, matchers ...[]*labels.Matcher) ([]exemplar.QueryResult, error) {
+	found, err := q.ExemplarQuerier.Select(start, end, matchers...)
+	return found, asStoreError(err)
 }
 
 // openStores opens a querier on every store that can have samples in the range. The
@@ -193,7 +205,7 @@ type sampleQuerier struct {
 }
 
 // exactSeries is how many series are looked at, one by one, for the values of a label.
-const exactSeries = 20_000
+const exactSeries = 5_000
 
 // LabelValues returns the values that matching series have in the querier's range, as
 // long as these are few. An index knows its label values for the whole of a head or
@@ -237,31 +249,34 @@ func (s *sampleQuerier) Select(ctx context.Context, sorted bool, hints *storage.
 	if hints != nil && hints.Func == "series" && s.f.cfg.MaxSeries > 0 {
 		set = &limitedSet{SeriesSet: set, left: s.f.cfg.MaxSeries, most: s.f.cfg.MaxSeries}
 	}
-	return &answer{set, warnings}
+	return &answer{set, ctx, warnings}
 }
 
 // answer is a series set with what is known of it besides: the warnings of its
 // opening, and errors in the form that the API understands.
 type answer struct {
 	storage.SeriesSet
+	ctx     context.Context
 	opening annotations.Annotations
 }
 
-func (a *answer) Err() error { return asStoreErrorOfSet(a.SeriesSet.Err()) }
+func (a *answer) Err() error {
+	err := a.SeriesSet.Err()
+	if err == nil {
+		return nil
+	}
+	if _, limited := err.(*tooManySeries); limited {
+		return err // the request's fault, not a store's
+	}
+	noteFailure(a.ctx, err)
+	return asStoreError(err)
+}
 
 func (a *answer) Warnings() annotations.Annotations {
 	var all annotations.Annotations
 	all.Merge(a.opening)
 	all.Merge(a.SeriesSet.Warnings())
 	return all
-}
-
-// asStoreErrorOfSet is asStoreError, but for limits, which are the request's fault.
-func asStoreErrorOfSet(err error) error {
-	if _, ok := err.(*tooManySeries); ok {
-		return err
-	}
-	return asStoreError(err)
 }
 
 // limitedSet fails when there are more series than one answer may hold.

@@ -50,10 +50,11 @@ func (q *Querier) routes(api http.Handler) map[string]*endpoint {
 	add(api, nil, both, "/format_query", "/parse_query", "/search/metric_names", "/search/label_names", "/search/label_values")
 	add(api, nil, get, "/scrape_pools", "/scrape_pools/config", "/targets", "/targets/metadata", "/targets/relabel_steps",
 		"/alertmanagers", "/alerts", "/rules", "/features", "/notifications", "/notifications/live", "/openapi.yaml",
-		"/status/runtimeinfo", "/status/flags", "/status/tsdb/blocks", "/status/self_metrics", "/status/walreplay")
+		"/status/runtimeinfo", "/status/flags", "/status/self_metrics", "/status/walreplay")
 	add(api, nil, write, "/admin/tsdb/delete_series", "/admin/tsdb/clean_tombstones", "/admin/tsdb/snapshot")
 	add(q.own(q.serveMetadata), q.queries, get, "/metadata")
 	add(q.own(q.serveTSDBStatus), q.queries, get, "/status/tsdb")
+	add(q.own(q.serveBlocks), q.queries, get, "/status/tsdb/blocks")
 	add(q.own(q.serveBuildInfo), nil, get, "/status/buildinfo")
 	add(q.own(q.serveConfig), nil, get, "/status/config")
 	add(api, q.reads, []string{http.MethodPost}, "/read")

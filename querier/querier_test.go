@@ -10,8 +10,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -423,6 +426,30 @@ func TestIngesterThatIsDownMakesAnswersPartial(t *testing.T) {
 	}
 }
 
+func TestDamageFoundWhileReadingIsAnErrorThatNamesTheBlock(t *testing.T) {
+	s := serve(t, nil)
+	dir := s.upload(gauge("x", base, base+hour))
+	id := dir[strings.LastIndexByte(dir, '/')+1:]
+	name := filepath.Join(s.bucket.LocalDir, fleet, id, "chunks", "000001")
+	content, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[len(content)-30] ^= 0xff
+	if err := os.WriteFile(name, content, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/query?query=sum_over_time(x[1h])&time=" + seconds(base+hour), "/query_range?query=x&step=60&start=" + seconds(base) + "&end=" + seconds(base+hour)} {
+		if a := s.get("/api/v1"+path, nil); a.code != 500 || !strings.Contains(a.Error, id) {
+			t.Errorf("%s: got %d %s, want 500 naming block %s", path, a.code, a.body, id)
+		}
+	}
+	var blocks struct{ Blocks []struct{ ULID string } }
+	if err := json.Unmarshal(s.get("/api/v1/status/tsdb/blocks", nil).Data, &blocks); err != nil || len(blocks.Blocks) != 1 || blocks.Blocks[0].ULID != id {
+		t.Errorf("blocks of the tenant: got %v, error %v; want %s", blocks, err, id)
+	}
+}
+
 // down is a bucket that cannot be listed.
 type down struct{ querier.Store }
 
@@ -498,13 +525,13 @@ func TestLimits(t *testing.T) {
 }
 
 // endless is a body that never ends.
-type endless struct{ sent int64 }
+type endless struct{ sent atomic.Int64 }
 
 func (e *endless) Read(p []byte) (int, error) {
 	for i := range p {
 		p[i] = 'x'
 	}
-	e.sent += int64(len(p))
+	e.sent.Add(int64(len(p)))
 	return len(p), nil
 }
 
@@ -522,8 +549,8 @@ func TestBodiesAreBounded(t *testing.T) {
 		if a.code != http.StatusRequestEntityTooLarge || a.ErrorType != "bad_data" {
 			t.Errorf("POST %s of 100 MiB: got %d %s, want 413 bad_data", path, a.code, a.body)
 		}
-		if body.sent > 20<<20 {
-			t.Errorf("POST %s: %d bytes were taken", path, body.sent)
+		if body.sent.Load() > 20<<20 {
+			t.Errorf("POST %s: %d bytes were taken", path, body.sent.Load())
 		}
 	}
 }
