@@ -31,8 +31,8 @@ type cacheEntry struct {
 	used atomic.Bool                // since the clock's hand passed
 	dead atomic.Bool                // no longer in the cache, or never was
 
-	// The reference, valid where epoch is not 0. Written under the shard's lock.
-	epoch, id atomic.Uint64
+	// The reference. Written under the shard's lock, version being odd meanwhile.
+	version, epoch, id atomic.Uint64
 
 	family atomic.Pointer[family] // what its metadata said last
 
@@ -244,15 +244,15 @@ func (s *cacheShard) unlink(e *cacheEntry) {
 	}
 }
 
-// ref returns the appender's reference, zero where there is none. The epoch is
-// read twice: it is 0 while a writer is between the two parts.
+// ref returns the appender's reference, zero where there is none or where it is
+// just being written: its two parts must never come from two references.
 func (e *cacheEntry) ref() series.Ref {
-	epoch := e.epoch.Load()
-	id := e.id.Load()
-	if epoch == 0 || e.epoch.Load() != epoch {
+	version := e.version.Load()
+	r := series.Ref{Epoch: e.epoch.Load(), ID: e.id.Load()}
+	if version%2 != 0 || e.version.Load() != version {
 		return series.Ref{}
 	}
-	return series.Ref{Epoch: epoch, ID: id}
+	return r
 }
 
 // setRef keeps the reference for the next request.
@@ -260,7 +260,8 @@ func (c *labelCache) setRef(e *cacheEntry, r series.Ref) {
 	s := c.shard(e.hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.epoch.Store(0)
-	e.id.Store(r.ID)
+	e.version.Add(1)
 	e.epoch.Store(r.Epoch)
+	e.id.Store(r.ID)
+	e.version.Add(1)
 }

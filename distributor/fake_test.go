@@ -191,6 +191,10 @@ func newBare(t testing.TB, app Appender, change func(*Config)) *Distributor {
 	if change != nil {
 		change(&cfg)
 	}
+	return bare(t, app, cfg)
+}
+
+func bare(t interface{ Fatal(...any) }, app Appender, cfg Config) *Distributor {
 	d, err := New(cfg, app, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)), func() time.Time { return testNow })
 	if err != nil {
 		t.Fatal(err)
