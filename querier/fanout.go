@@ -126,7 +126,7 @@ func openStores[Q storage.LabelQuerier](ctx context.Context, f *fanout, mint, ma
 
 // ingesterHas tells whether samples since mint are sure to be at the ingester.
 func (f *fanout) ingesterHas(mint int64) bool {
-	return f.cfg.IngesterHolds > 0 && mint >= f.now().Add(-f.cfg.IngesterHolds).UnixMilli()
+	return f.cfg.IngesterHolds > 0 && mint > f.now().Add(-f.cfg.IngesterHolds).UnixMilli()
 }
 
 // lazyQuerier opens the stores when a context is there to do it with, once.
