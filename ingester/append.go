@@ -347,6 +347,10 @@ func (w *write) appendExemplars(e *series.Entry) {
 	if len(w.exemplars) == 0 {
 		return
 	}
+	if err := w.t.expectExemplars(); err != nil {
+		drop(series.ReasonExemplarInvalid, len(w.exemplars), err.Error())
+		return
+	}
 	_, err := w.app.(storage.ExemplarAppenderV2).AppendExemplars(w.ref, w.lset, w.exemplars)
 	var partial *storage.AppendPartialError
 	switch {

@@ -30,7 +30,11 @@ type Config struct {
 	// MaxSeries bounds the series in a tenant's head; new ones beyond it are refused,
 	// known ones go on. 0 is no bound.
 	MaxSeries int
-	// MaxExemplars is the size of a tenant's ring of exemplars; 0 keeps none.
+	// MaxTenants bounds the tenants with samples or metadata here; writes of others are
+	// refused. Each costs half a megabyte while it is open.
+	MaxTenants int
+	// MaxExemplars is the size of a tenant's ring of exemplars; 0 keeps none. The ring
+	// gets its memory when the first exemplar comes.
 	MaxExemplars int
 	// MaxMetadataFamilies bounds the metric families a tenant's metadata may name.
 	MaxMetadataFamilies int
@@ -57,12 +61,13 @@ func DefaultConfig() Config {
 		VisibleAfter:        15 * time.Minute,
 		MaintenanceInterval: 30 * time.Second,
 		IdleTimeout:         3 * time.Hour,
+		MaxTenants:          1000,
 		MaxExemplars:        20_000,
 		MaxMetadataFamilies: 20_000,
 		MinFreeDisk:         256 << 20,
 		FutureTolerance:     10 * time.Minute,
 		FloatChunks:         "xor2",
-		HeadStripes:         4096,
+		HeadStripes:         2048,
 	}
 }
 
@@ -83,6 +88,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("ingester: maintenance interval %s is not positive", c.MaintenanceInterval)
 	case c.IdleTimeout < 0:
 		return fmt.Errorf("ingester: idle timeout %s is negative", c.IdleTimeout)
+	case c.MaxTenants < 1:
+		return fmt.Errorf("ingester: %d tenants are allowed, at least 1 is needed", c.MaxTenants)
 	case c.MaxSeries < 0, c.MaxExemplars < 0, c.MaxMetadataFamilies < 0:
 		return fmt.Errorf("ingester: a limit is negative: series %d, exemplars %d, metadata families %d", c.MaxSeries, c.MaxExemplars, c.MaxMetadataFamilies)
 	case c.FloatChunks != "xor" && c.FloatChunks != "xor2":

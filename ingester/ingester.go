@@ -188,6 +188,9 @@ func (i *Ingester) tenant(name string, create bool) (*tenantDB, error) {
 	if t := i.tenants[name]; t != nil {
 		return t, nil
 	}
+	if len(i.tenants) >= i.cfg.MaxTenants {
+		return nil, series.Errorf(series.Invalid, "tenant %s is new and there are %d tenants already, which is the limit", name, len(i.tenants))
+	}
 	t, err := newTenant(i, name)
 	if err != nil {
 		return nil, err

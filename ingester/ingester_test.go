@@ -587,3 +587,33 @@ func TestGatherLabelsMetricsByTenant(t *testing.T) {
 	}
 	require.Equal(t, map[string]float64{"a": 1, "b": 1}, seen)
 }
+
+func TestTenantLimitRefusesNewTenantsOnly(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.MaxTenants = 1 })
+	b := new(batch).floats(bytesOf("__name__", "x"), sampleAt(0, 1))
+	w.append("a", b)
+	var res series.Appended
+	err := w.Append(context.Background(), "b", &b.Batch, &res)
+	require.Equal(t, series.Invalid, series.KindOf(err))
+	require.ErrorContains(t, err, "limit")
+	require.Equal(t, 1, w.append("a", b).Samples)
+}
+
+func TestExemplarsSurviveARestart(t *testing.T) {
+	w := newWorld(t, nil)
+	x := bytesOf("__name__", "x")
+	b := new(batch).floats(x, sampleAt(0, 1))
+	var sent []series.Exemplar
+	for i := range 50 {
+		sent = append(sent, series.Exemplar{Labels: bytesOf("trace_id", fmt.Sprint(i)), T: at(time.Duration(i) * time.Second), V: 1})
+	}
+	require.Equal(t, 50, w.append("a", b.exemplars(x, sent...)).Exemplars)
+	for range 2 {
+		eq, err := w.ExemplarQuerier(context.Background(), "a")
+		require.NoError(t, err)
+		got, err := eq.Select(at(0), at(time.Hour), []*labels.Matcher{named("x")})
+		require.NoError(t, err)
+		require.Len(t, got[0].Exemplars, 50)
+		w.restart()
+	}
+}

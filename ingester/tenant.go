@@ -13,6 +13,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/prometheus/config"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/tsdb"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
@@ -44,6 +45,7 @@ type tenantDB struct {
 
 	lastWrite atomic.Int64 // Unix ms
 	broken    atomic.Pointer[error]
+	exemplars atomic.Bool // the ring of exemplars has its full size
 
 	// mu guards the life of db: it is opened and closed under it, and closed only
 	// when refs is 0. idle is signalled when refs falls to 0.
@@ -195,7 +197,7 @@ func (t *tenantDB) options() *tsdb.Options {
 	opts.StripeSize = cfg.HeadStripes
 	opts.OutOfOrderTimeWindow = cfg.LateWindow.Milliseconds()
 	opts.EnableExemplarStorage = cfg.MaxExemplars > 0
-	opts.MaxExemplars = int64(cfg.MaxExemplars)
+	opts.MaxExemplars = t.exemplarRing()
 	opts.SeriesLifecycleCallback = seriesLimit{t}
 	if cfg.FloatChunks == "xor2" {
 		opts.FloatChunkEncoding = chunkenc.EncXOR2
@@ -203,6 +205,47 @@ func (t *tenantDB) options() *tsdb.Options {
 		opts.EnableHistogramSTEncoding = true
 	}
 	return opts
+}
+
+// exemplarsFile is there once the tenant has sent an exemplar.
+const exemplarsFile = "has-exemplars"
+
+// smallRing is the exemplar ring of tenants that send none, as most do: TSDB allocates
+// the whole ring at once.
+const smallRing = 1
+
+func (t *tenantDB) exemplarRing() int64 {
+	most := int64(t.owner.cfg.MaxExemplars)
+	if _, err := os.Stat(filepath.Join(t.dir, exemplarsFile)); err != nil {
+		return min(most, smallRing)
+	}
+	t.exemplars.Store(true)
+	return most
+}
+
+// expectExemplars gives the ring its full size before the first exemplar goes in. The
+// file comes first, so that a replay has room for what the WAL holds.
+func (t *tenantDB) expectExemplars() error {
+	if t.exemplars.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.exemplars.Load() {
+		return nil
+	}
+	if err := writeFile(filepath.Join(t.dir, exemplarsFile), nil); err != nil {
+		return fmt.Errorf("note that the tenant has exemplars: %w", err)
+	}
+	err := t.db.ApplyConfig(&config.Config{StorageConfig: config.StorageConfig{
+		TSDBConfig:      &config.TSDBConfig{OutOfOrderTimeWindow: t.owner.cfg.LateWindow.Milliseconds()},
+		ExemplarsConfig: &config.ExemplarsConfig{MaxExemplars: int64(t.owner.cfg.MaxExemplars)},
+	}})
+	if err != nil {
+		return fmt.Errorf("make room for exemplars: %w", err)
+	}
+	t.exemplars.Store(true)
+	return nil
 }
 
 // fail stops writes until the tenant is opened anew.
