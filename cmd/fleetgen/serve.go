@@ -126,14 +126,19 @@ func (s *server) page(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var b bytes.Buffer
+	openMetrics := p.page.OpenMetrics() && strings.Contains(r.Header.Get("Accept"), "application/openmetrics-text")
 	p.mu.Lock()
-	err := p.page.Write(&b, s.now().UnixMilli())
+	err := p.page.Write(&b, s.now().UnixMilli(), openMetrics)
 	p.mu.Unlock()
 	if err != nil {
 		http.Error(w, err.Error(), series.KindOf(err).HTTPStatus())
 		return
 	}
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	if openMetrics {
+		w.Header().Set("Content-Type", "application/openmetrics-text; version=1.0.0; charset=utf-8")
+	} else {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	}
 	w.Write(b.Bytes())
 }
 

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -208,15 +209,42 @@ type source interface {
 	slowness(t int64) float64
 }
 
+// place is a line of a page.
+type place struct {
+	g *group
+	i int
+}
+
 // writePage renders the source's series, family by family in the order in which
-// they first occur.
-func writePage(b []byte, groups []*group) []byte {
-	type place struct {
-		g *group
-		i int
+// they first occur. OpenMetrics names counters without _total and has exemplars.
+func writePage(b []byte, groups []*group, openMetrics bool) []byte {
+	order, places := byFamily(groups)
+	for _, f := range order {
+		name := f.name
+		if openMetrics && f.kind == counter {
+			name = strings.TrimSuffix(name, "_total")
+		}
+		b = append(b, "# HELP "...)
+		b = append(b, name...)
+		b = append(b, ' ')
+		b = append(b, f.help...)
+		b = append(b, "\n# TYPE "...)
+		b = append(b, name...)
+		b = append(b, ' ')
+		b = append(b, f.kind...)
+		b = append(b, '\n')
+		for _, p := range places[f] {
+			b = appendLine(b, p, openMetrics)
+		}
 	}
-	var order []*family
-	places := map[*family][]place{}
+	if openMetrics {
+		b = append(b, "# EOF\n"...)
+	}
+	return b
+}
+
+func byFamily(groups []*group) (order []*family, places map[*family][]place) {
+	places = map[*family][]place{}
 	for _, g := range groups {
 		for i := range g.len() {
 			f := g.line(i).family
@@ -229,34 +257,28 @@ func writePage(b []byte, groups []*group) []byte {
 			places[f] = append(places[f], place{g, i})
 		}
 	}
-	for _, f := range order {
-		b = append(b, "# HELP "...)
-		b = append(b, f.name...)
-		b = append(b, ' ')
-		b = append(b, f.help...)
-		b = append(b, "\n# TYPE "...)
-		b = append(b, f.name...)
-		b = append(b, ' ')
-		b = append(b, f.kind...)
-		b = append(b, '\n')
-		for _, p := range places[f] {
-			l := p.g.line(p.i)
-			text := p.g.text
-			if l.own != nil {
-				text = l.text
-			}
-			b = append(b, l.metric...)
-			if text != "" {
-				b = append(b, '{')
-				b = append(b, text...)
-				b = append(b, '}')
-			}
-			b = append(b, ' ')
-			b = appendValue(b, f, p.g.vals[p.i])
-			b = append(b, '\n')
-		}
+	return order, places
+}
+
+func appendLine(b []byte, p place, openMetrics bool) []byte {
+	l := p.g.line(p.i)
+	text := p.g.text
+	if l.own != nil {
+		text = l.text
 	}
-	return b
+	b = append(b, l.metric...)
+	if text != "" {
+		b = append(b, '{')
+		b = append(b, text...)
+		b = append(b, '}')
+	}
+	b = append(b, ' ')
+	b = appendValue(b, l.family, p.g.vals[p.i])
+	if x := p.g.exemplar; openMetrics && x != nil && x.line == p.i {
+		name, id, _, _ := series.LabelBytes(x.labels).Next()
+		b = fmt.Appendf(b, " # {%s=%q} %g %.3f", name, id, x.v, seconds(x.t))
+	}
+	return append(b, '\n')
 }
 
 // appendValue prints v as its exporter would: DCGM's as %d or %f, others shortest.

@@ -297,22 +297,7 @@ func fullMetrics() []*metric {
 	add(Constant, gauge, "DEV_BAR1_USED", "BAR1 used (MiB).", func(g *reading) float64 { return g.bar1() })
 	add(Constant, gauge, "DEV_BAR1_FREE", "BAR1 free (MiB).", func(g *reading) float64 { return 131072 - g.bar1() })
 	addErrors(add)
-	for _, p := range []struct {
-		name                  string
-		busy, serve, checkpnt float64
-	}{
-		{"SM_ACTIVE", 0.90, 0.6, 0.02}, {"SM_OCCUPANCY", 0.25, 0.18, 0.01},
-		{"PIPE_FP64_ACTIVE", 0, 0, 0}, {"PIPE_FP32_ACTIVE", 0.10, 0.08, 0.004}, {"PIPE_FP16_ACTIVE", 0.05, 0.06, 0.001},
-		{"PIPE_INT_ACTIVE", 0.10, 0.07, 0.002}, {"PIPE_TENSOR_IMMA_ACTIVE", 0, 0, 0},
-		{"PIPE_TENSOR_HMMA_ACTIVE", 0.60, 0.25, 0.001}, {"PIPE_TENSOR_DFMA_ACTIVE", 0, 0, 0},
-	} {
-		class := Micro
-		if p.busy == 0 {
-			class = Constant
-		}
-		stream := uint64(40 + len(all))
-		add(class, gauge, "PROF_"+p.name, "Share of cycles or warps active.", func(g *reading) float64 { return g.profile(stream, p.busy, p.serve, p.checkpnt) }).double()
-	}
+	addPipes(add)
 	add(Noisy, gauge, "PROF_NVLINK_TX_BYTES", "NVLink bytes sent (B/s).", func(g *reading) float64 { return g.nvlinkBytes(33) })
 	add(Noisy, gauge, "PROF_NVLINK_RX_BYTES", "NVLink bytes received (B/s).", func(g *reading) float64 { return g.nvlinkBytes(34) })
 	addLinks(add)
@@ -330,6 +315,26 @@ func fullMetrics() []*metric {
 }
 
 type adder func(class Class, kind, name, help string, read func(g *reading) float64) *metric
+
+// addPipes adds the ratios of the profiling unit: means by phase.
+func addPipes(add adder) {
+	for i, p := range []struct {
+		name                  string
+		busy, serve, checkpnt float64
+	}{
+		{"SM_ACTIVE", 0.90, 0.6, 0.02}, {"SM_OCCUPANCY", 0.25, 0.18, 0.01},
+		{"PIPE_FP64_ACTIVE", 0, 0, 0}, {"PIPE_FP32_ACTIVE", 0.10, 0.08, 0.004}, {"PIPE_FP16_ACTIVE", 0.05, 0.06, 0.001},
+		{"PIPE_INT_ACTIVE", 0.10, 0.07, 0.002}, {"PIPE_TENSOR_IMMA_ACTIVE", 0, 0, 0},
+		{"PIPE_TENSOR_HMMA_ACTIVE", 0.60, 0.25, 0.001}, {"PIPE_TENSOR_DFMA_ACTIVE", 0, 0, 0},
+	} {
+		class := Micro
+		if p.busy == 0 {
+			class = Constant
+		}
+		stream := uint64(120 + i)
+		add(class, gauge, "PROF_"+p.name, "Share of cycles or warps active.", func(g *reading) float64 { return g.profile(stream, p.busy, p.serve, p.checkpnt) }).double()
+	}
+}
 
 // addErrors adds the ECC, retired-page and remapping metrics.
 func addErrors(add adder) {

@@ -145,7 +145,7 @@ func TestPagesSayWhatRemoteWriteSends(t *testing.T) {
 		s := f.NewScraper(tg, 0, someDay)
 		at := s.At()
 		var b bytes.Buffer
-		if err := f.NewPage(tg).Write(&b, at); err != nil {
+		if err := f.NewPage(tg).Write(&b, at, false); err != nil {
 			if series.KindOf(err) != series.Unavailable {
 				t.Errorf("%s: %v", tg.Path(), err)
 			}
@@ -187,6 +187,34 @@ func TestPagesSayWhatRemoteWriteSends(t *testing.T) {
 	}
 	if compared < 10_000 {
 		t.Errorf("only %d series were compared", compared)
+	}
+}
+
+func TestTimeSlicesRepeatTheirDevice(t *testing.T) {
+	f := testFleet(t, func(c *Config) { c.Nodes, c.Inference, c.TimeSlicing, c.MIG, c.Failures = 8, 0.9, 1, 0, 0 })
+	c := collect(f, NodeTarget, someDay, someDay+15*second)
+	device, slices := map[string]float64{}, map[string][]float64{}
+	c.each("DCGM_FI_DEV_FB_USED", func(ls series.LabelBytes, ps []point) {
+		id := string(ls.Get("UUID"))
+		switch {
+		case ls.Get("vgpu") != nil && ls.Get("pod") != nil:
+			slices[id] = append(slices[id], ps[0].v)
+		case ls.Get("vgpu") == nil:
+			device[id] = ps[0].v
+		}
+	})
+	if len(slices) < 10 {
+		t.Fatalf("only %d GPUs are time-sliced", len(slices))
+	}
+	for id, vs := range slices {
+		for _, v := range vs {
+			if v != device[id] {
+				t.Errorf("%s: a slice shows %v, the device %v", id, v, device[id])
+			}
+		}
+		if len(vs) < 2 || len(vs) > 4 {
+			t.Errorf("%s has %d slices, want 2 to 4", id, len(vs))
+		}
 	}
 }
 
@@ -282,7 +310,7 @@ func TestEnergyIsTheIntegralOfPower(t *testing.T) {
 func TestCountersOnlyFallWhenTheDriverIsLoaded(t *testing.T) {
 	f := testFleet(t, func(c *Config) {
 		busy(c)
-		c.Nodes, c.Clusters, c.MIG, c.Sentinels = 6, 1, 0, 0
+		c.Nodes, c.Clusters, c.MIG, c.Sentinels = 4, 1, 0, 0
 		c.Cooling, c.Training, c.Inferring, c.EXP, c.HostInfra, c.Outages = false, false, false, false, 0, false
 		c.ScrapeInterval = 5 * time.Minute
 	})
