@@ -43,6 +43,7 @@ type runFlags struct {
 	Repetitions  int           `name:"repetitions" default:"3" help:"Runs of each target, interleaved; numbers are medians."`
 	Queries      string        `name:"queries" help:"Query set; the built-in one if empty."`
 	QueryRounds  int           `name:"query-rounds" default:"10" help:"Times that each query is asked."`
+	QueryWarmup  time.Duration `name:"query-warmup" default:"5s" help:"How long the query set is asked before it counts: a store that makes little garbage when writing has a small heap to begin with."`
 	Settle       time.Duration `name:"settle" default:"3s" help:"Pause after writing, whose CPU still counts as that of the writes."`
 	Visible      time.Duration `name:"visible-within" default:"30s" help:"How long a target may take to show what it acknowledged: some answer from it only seconds later."`
 	TargetCPUs   string        `name:"target-cpus" help:"CPUs for the target, in the form of taskset -c."`

@@ -212,6 +212,11 @@ func checkStored(ctx context.Context, t *target, l *load, samples int, within ti
 func (m *measurement) query(ctx context.Context, f runFlags, p *process, l *load, queries []query) error {
 	client := &http.Client{Timeout: 2 * time.Minute}
 	defer client.CloseIdleConnections()
+	for i, began := 0, time.Now(); time.Since(began) < f.QueryWarmup; i++ {
+		if _, err := askAll(ctx, client, p.t, l, queries, i); err != nil {
+			return err
+		}
+	}
 	before, err := p.usage()
 	if err != nil {
 		return err
@@ -220,15 +225,11 @@ func (m *measurement) query(ctx context.Context, f runFlags, p *process, l *load
 	m.Queries = make([]queryResult, len(queries))
 	var all []time.Duration
 	for i := range f.QueryRounds {
-		for j := range queries {
-			path, v := queries[j].urlFor(l, i)
-			for k, x := range p.t.QueryParams {
-				v.Set(k, x)
-			}
-			a, err := ask(ctx, client, p.t.QueryURL, path, v)
-			if err != nil {
-				return fmt.Errorf("query %q: %w", queries[j].Name, err)
-			}
+		answers, err := askAll(ctx, client, p.t, l, queries, i)
+		if err != nil {
+			return err
+		}
+		for j, a := range answers {
 			latencies[j] = append(latencies[j], a.Latency)
 			all = append(all, a.Latency)
 			m.Queries[j].Rows, m.Queries[j].Bytes = a.Rows, a.Bytes
@@ -246,6 +247,22 @@ func (m *measurement) query(ctx context.Context, f runFlags, p *process, l *load
 	m.QueryNanos = perUnit(after.CPU-before.CPU, len(all))
 	m.PeakRSS = after.PeakRSS
 	return nil
+}
+
+// askAll asks the i-th repetition of each query.
+func askAll(ctx context.Context, client *http.Client, t *target, l *load, queries []query, i int) ([]answer, error) {
+	answers := make([]answer, len(queries))
+	for j := range queries {
+		path, v := queries[j].urlFor(l, i)
+		for k, x := range t.QueryParams {
+			v.Set(k, x)
+		}
+		var err error
+		if answers[j], err = ask(ctx, client, t.QueryURL, path, v); err != nil {
+			return nil, fmt.Errorf("query %q: %w", queries[j].Name, err)
+		}
+	}
+	return answers, nil
 }
 
 func (m measurement) String() string {
