@@ -134,9 +134,8 @@ func (c Config) Validate() error {
 		return series.Errorf(series.Invalid, "distributor: max decoded bytes is %d, at most %d is possible", c.MaxDecodedBytes, 1<<31-1)
 	case c.MaxRequestBytes < c.MaxDecodedBytes:
 		return series.Errorf(series.Invalid, "distributor: max request bytes (%d) is below max decoded bytes (%d)", c.MaxRequestBytes, c.MaxDecodedBytes)
-	case c.MaxInflightBytes < int64(c.MaxRequestBytes)+int64(c.MaxBodyBytes)+int64(c.MaxDecodedBytes):
-		return series.Errorf(series.Invalid, "distributor: max in-flight bytes (%d) is below what one request may take (%d)",
-			c.MaxInflightBytes, int64(c.MaxRequestBytes)+int64(c.MaxBodyBytes)+int64(c.MaxDecodedBytes))
+	case c.MaxInflightBytes < c.oneRequest():
+		return series.Errorf(series.Invalid, "distributor: max in-flight bytes (%d) is below what one request may take (%d)", c.MaxInflightBytes, c.oneRequest())
 	case c.SampleRate < 0:
 		return series.Errorf(series.Invalid, "distributor: sample rate is %g, must not be negative", c.SampleRate)
 	case c.SampleRate > 0 && c.SampleBurst < 1:
@@ -145,4 +144,12 @@ func (c Config) Validate() error {
 		return series.Errorf(series.Invalid, "distributor: a promoted resource attribute is empty")
 	}
 	return nil
+}
+
+// oneRequest is the most that a single request may take: its body, decoded, and
+// its samples, in OTLP also as they were before the translation. A request below
+// its own bounds must be able to pass when it is alone.
+func (c *Config) oneRequest() int64 {
+	const slack = maxZstdWindow + 1<<20
+	return int64(c.MaxBodyBytes) + int64(c.MaxDecodedBytes) + 2*int64(c.MaxRequestBytes) + slack
 }

@@ -416,7 +416,7 @@ func (c *counting) Read(b []byte) (int, error) {
 func TestParallelLargeRequestsStayWithinTheBound(t *testing.T) {
 	const bound = 64 << 20
 	r := newRig(t, func(c *Config) {
-		c.MaxBodyBytes, c.MaxDecodedBytes, c.MaxRequestBytes = 4<<20, 8<<20, 24<<20
+		c.MaxBodyBytes, c.MaxDecodedBytes, c.MaxRequestBytes = 4<<20, 8<<20, 20<<20
 		c.MaxInflightBytes = bound
 	})
 	e := remotewrite.NewEncoder(v1)
@@ -856,8 +856,8 @@ func TestConcurrentSendersOfTheSameAndOtherSeries(t *testing.T) {
 }
 
 func TestConfigValidate(t *testing.T) {
-	if err := DefaultConfig().Validate(); err != nil {
-		t.Error(err)
+	if c := DefaultConfig(); c.Validate() != nil {
+		t.Error(c.Validate())
 	}
 	for name, change := range map[string]func(*Config){
 		"no body":                    func(c *Config) { c.MaxBodyBytes = 0 },
@@ -873,4 +873,35 @@ func TestConfigValidate(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
+}
+
+func FuzzPush(f *testing.F) {
+	for _, p := range []remotewrite.Protocol{v1, v2} {
+		e := remotewrite.NewEncoder(p)
+		one(e, 1, "__name__", "x", "a", "1")
+		one(e, 1, "b", "no name", "a", "", "", "")
+		e.Exemplar(series.Exemplar{Labels: run("a", "b"), T: ms(testNow)})
+		e.Series(run("__name__", "h"))
+		e.Histogram(series.Histogram{T: ms(testNow), H: &histogram.Histogram{}})
+		f.Add(e.AppendBody(nil), p == v2)
+	}
+	f.Fuzz(func(t *testing.T, body []byte, two bool) {
+		p := v1
+		if two {
+			p = v2
+		}
+		d := bare(t, newMemory(t), DefaultConfig())
+		for range 2 { // unknown label sets, then known ones
+			var res series.Appended
+			if err := d.Push(t.Context(), "anonymous", p, body, &res); err != nil && series.KindOf(err) != series.Invalid {
+				t.Fatalf("kind %s: %v", series.KindOf(err), err)
+			}
+			if n := res.Refused.Total(); n > 0 && !utf8.ValidString(res.Refused.Error()) {
+				t.Fatalf("refused as %q", res.Refused.Error())
+			}
+		}
+		if n := testutil.ToFloat64(d.metrics.unaccounted); n != 0 {
+			t.Fatalf("%v samples are unaccounted for", n)
+		}
+	})
 }

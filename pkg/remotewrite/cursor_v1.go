@@ -104,6 +104,14 @@ func (c *Cursor) seriesV1(msg []byte) bool {
 func labelRun(msg []byte) int {
 	i := 0
 	for i < len(msg) && msg[i] == 1<<3|wireBytes {
+		if i+1 < len(msg) && msg[i+1] < 0x80 { // bytesField, at hand
+			next := i + 2 + int(msg[i+1])
+			if next > len(msg) {
+				return i
+			}
+			i = next
+			continue
+		}
 		_, next := bytesField(msg, i+1)
 		if next < 0 {
 			return i

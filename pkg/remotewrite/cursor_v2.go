@@ -156,11 +156,26 @@ func (c *Cursor) packedRefs(part []byte) bool {
 		}
 		c.refs = slices.Grow(c.refs, len(part))
 	}
+	refs := c.refs
 	for i := 0; i < len(part); {
-		if i = c.ref(part, i); i < 0 {
-			return false
+		if part[i] < 0x80 { // uvarint, at hand
+			refs = append(refs, uint32(part[i]))
+			i++
+			continue
 		}
+		if i+1 < len(part) && part[i+1] < 0x80 {
+			refs = append(refs, uint32(part[i]&0x7f)|uint32(part[i+1])<<7)
+			i += 2
+			continue
+		}
+		v, next := uvarint(part, i)
+		if next < 0 {
+			return c.fail(part, i, varintError(next))
+		}
+		refs = append(refs, uint32(v))
+		i = next
 	}
+	c.refs = refs
 	return true
 }
 
@@ -200,10 +215,14 @@ func appendLabel(dst, name, value []byte) []byte {
 	if pair > 127 {
 		return series.AppendLabel(dst, name, value)
 	}
-	dst = append(dst, 1<<3|wireBytes, byte(pair), 1<<3|wireBytes, byte(len(name)))
-	dst = append(dst, name...)
-	dst = append(dst, 2<<3|wireBytes, byte(len(value)))
-	return append(dst, value...)
+	n := len(dst)
+	dst = slices.Grow(dst, pair+2)[:n+pair+2]
+	b := dst[n:]
+	b[0], b[1], b[2], b[3] = 1<<3|wireBytes, byte(pair), 1<<3|wireBytes, byte(len(name))
+	b = b[4+copy(b[4:], name):]
+	b[0], b[1] = 2<<3|wireBytes, byte(len(value))
+	copy(b[2:], value)
+	return dst
 }
 
 // exemplarRun bounds the gathered labels of an exemplar. An exemplar may have 128
