@@ -30,9 +30,10 @@ func TestKill9(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 1))
 
 	dir := t.TempDir()
+	begin := time.Now().Add(-50 * time.Minute).Truncate(time.Second)
 	writers := make([]*killWriter, 4)
 	for i := range writers {
-		writers[i] = &killWriter{id: i, protocol: remotewrite.Protocol(1 + i%2), begin: time.Now().Add(-50 * time.Minute).Truncate(time.Second)}
+		writers[i] = &killWriter{id: i, protocol: remotewrite.Protocol(1 + i%2), begin: begin}
 	}
 	varve := startVarve(t, dir)
 	for round := range 20 {
@@ -67,7 +68,8 @@ func TestKill9(t *testing.T) {
 }
 
 // killWriter sends one sample for each of its series per request; sample k of a series
-// has the time begin+k*step and the value k. Every tenth request is held back and sent
+// has the time begin+k*step and the value k. Two writers share their series, one with
+// the even k and one with the odd, so that new ones come on two connections at once. Every tenth request is held back and sent
 // five requests later, so that late samples are killed, too.
 type killWriter struct {
 	id       int
@@ -83,16 +85,16 @@ type killWriter struct {
 
 const (
 	killSeries = 40
-	killStep   = 500 * time.Millisecond
+	killStep   = 250 * time.Millisecond
 )
 
 func (w *killWriter) seriesOf(k, i int) labels.Labels {
-	// A third of the series change their name every 50 requests, as pods do.
+	// A third of the series change their name every 50 requests of each writer, as pods do.
 	generation := 0
 	if i%3 == 0 {
-		generation = k / 50
+		generation = k / 100
 	}
-	return labels.FromStrings("__name__", "kill_total", "UUID", fmt.Sprintf("GPU-%04d", i), "generation", strconv.Itoa(generation), "writer", strconv.Itoa(w.id))
+	return labels.FromStrings("__name__", "kill_total", "UUID", fmt.Sprintf("GPU-%04d", i), "generation", strconv.Itoa(generation), "pair", strconv.Itoa(w.id/2))
 }
 
 // send sends the next request and reports whether it was answered at all.
@@ -100,17 +102,18 @@ func (w *killWriter) send(s *server) bool {
 	if w.sent == nil {
 		w.sent, w.acked = map[int]bool{}, map[int]bool{}
 	}
-	k := w.next
+	n := w.next
 	switch {
-	case len(w.held) > 0 && k >= w.held[0]+5:
-		k, w.held = w.held[0], w.held[1:]
-	case k%10 == 3:
-		w.held = append(w.held, k)
-		k++
+	case len(w.held) > 0 && n >= w.held[0]+5:
+		n, w.held = w.held[0], w.held[1:]
+	case n%10 == 3:
+		w.held = append(w.held, n)
+		n++
 		w.next += 2
 	default:
 		w.next++
 	}
+	k := 2*n + w.id%2
 	e := remotewrite.NewEncoder(w.protocol)
 	for i := range killSeries {
 		e.Series(series.AppendLabels(nil, w.seriesOf(k, i)))
@@ -131,8 +134,8 @@ func (w *killWriter) send(s *server) bool {
 
 func (w *killWriter) check(t *testing.T, s *server, when string) {
 	t.Helper()
-	end := w.begin.Add(time.Duration(w.next+1) * killStep)
-	result := s.instant(fmt.Sprintf(`kill_total{writer="%d"}[%ds]`, w.id, int(end.Sub(w.begin).Seconds())+2), end)
+	end := w.begin.Add(time.Duration(2*w.next+2) * killStep)
+	result := s.instant(fmt.Sprintf(`kill_total{pair="%d"}[%ds]`, w.id/2, int(end.Sub(w.begin).Seconds())+2), end)
 	got := map[string]map[int]int{} // series -> k -> how often
 	for _, r := range result {
 		seen := map[int]int{}
@@ -146,6 +149,9 @@ func (w *killWriter) check(t *testing.T, s *server, when string) {
 			if want := w.begin.Add(time.Duration(k) * killStep).UnixMilli(); want != int64(at*1000+0.5) {
 				t.Fatalf("%s: sample %d stands at %f, want %d ms", when, k, at, want)
 			}
+			if k%2 != w.id%2 {
+				continue // the other writer's
+			}
 			if !w.sent[k] {
 				t.Fatalf("%s: sample %d was never sent", when, k)
 			}
@@ -156,7 +162,7 @@ func (w *killWriter) check(t *testing.T, s *server, when string) {
 	names := map[[2]int]string{} // by generation and series
 	for k := range w.acked {
 		for i := range killSeries {
-			id := [2]int{k / 50, i}
+			id := [2]int{k / 100, i}
 			if names[id] == "" {
 				names[id] = w.seriesOf(k, i).String()
 			}

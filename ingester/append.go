@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/prometheus/model/exemplar"
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb"
 
@@ -50,11 +51,10 @@ func (i *Ingester) admit() error {
 // append is one request's way into one tenant's head: one appender and one WAL
 // record group for all of it, unless the request names a series twice.
 func (t *tenantDB) append(ctx context.Context, b *series.Batch, res *series.Appended) error {
-	t.gate.RLock()
-	defer t.gate.RUnlock()
-	if err := t.failure(); err != nil {
-		return err
+	if !t.gate.TryRLock() {
+		return series.Errorf(series.Unavailable, "tenant %s: its head is being cut", t.name)
 	}
+	defer t.gate.RUnlock()
 	t.lastWrite.Store(t.owner.now().UnixMilli())
 
 	w := t.owner.writes.Get().(*write)
@@ -62,7 +62,7 @@ func (t *tenantDB) append(ctx context.Context, b *series.Batch, res *series.Appe
 	w.start(ctx, t, b, res)
 	for i := range b.Entries {
 		if err := w.entry(&b.Entries[i]); err != nil {
-			return errors.Join(err, w.app.Rollback())
+			return errors.Join(err, w.rollback())
 		}
 	}
 	if err := w.commit(); err != nil {
@@ -84,6 +84,8 @@ type write struct {
 	// TSDB checks a sample against what is committed, so a series that comes twice
 	// is committed in between.
 	pending refSet
+	// creating tells that this request holds the tenant's lock of that name.
+	creating bool
 
 	// The series at hand: its reference if known, and its labels once they were needed.
 	ref  storage.SeriesRef
@@ -113,17 +115,31 @@ func (w *write) recycle() {
 // written leaves series in memory that no replay would know, so the tenant takes
 // no more writes until it was opened anew.
 func (w *write) commit() error {
-	if err := w.app.Commit(); err != nil {
+	defer w.created()
+	err := w.app.Commit()
+	w.app = nil
+	if err != nil {
 		w.t.fail(err)
-		return series.Errorf(series.Unavailable, "write tenant %s: %w", w.t.name, err)
+	}
+	// Also if it failed for another request: what this one built on may be gone.
+	if err := w.t.failure(); err != nil {
+		return err
 	}
 	return nil
+}
+
+// rollback gives up what is pending. Series that were made get their record all the same.
+func (w *write) rollback() error {
+	defer w.created()
+	if w.app == nil {
+		return nil
+	}
+	return w.app.Rollback()
 }
 
 // flush commits what is pending and goes on with a new appender.
 func (w *write) flush() error {
 	if err := w.commit(); err != nil {
-		w.app = noRollback{}
 		return err
 	}
 	w.app = w.t.db.AppenderV2(w.ctx)
@@ -131,19 +147,30 @@ func (w *write) flush() error {
 	return nil
 }
 
-// noRollback stands for an appender that is closed already.
-type noRollback struct{ storage.AppenderV2 }
+// create waits until no other request has made series whose records are not in the
+// WAL yet, and holds others off until commit. Requests whose series are all known by
+// reference never come here: references are handed out after the commit.
+func (w *write) create() error {
+	if w.creating {
+		return nil
+	}
+	w.t.creating.Lock()
+	w.creating = true
+	return w.t.failure()
+}
 
-func (noRollback) Rollback() error { return nil }
+func (w *write) created() {
+	if w.creating {
+		w.creating = false
+		w.t.creating.Unlock()
+	}
+}
 
 // entry appends one series of the request. Its error fails the request; what is
 // wrong with single samples is counted in res.
 func (w *write) entry(e *series.Entry) error {
-	w.identify(e)
-	if w.ref != 0 && w.pending.has(uint64(w.ref)) {
-		if err := w.flush(); err != nil {
-			return err
-		}
+	if err := w.identify(e); err != nil {
+		return err
 	}
 	if err := w.floats(e); err != nil {
 		return err
@@ -162,63 +189,91 @@ func (w *write) entry(e *series.Entry) error {
 }
 
 // identify finds the head's reference of e: from the caller's hint, else by labels.
-func (w *write) identify(e *series.Entry) {
+func (w *write) identify(e *series.Entry) error {
 	w.lset = labels.EmptyLabels()
 	w.ref = 0
 	if e.Ref.Epoch == w.t.epoch && e.Ref.ID != 0 {
 		w.ref = storage.SeriesRef(e.Ref.ID)
-		return
+		return w.settle()
 	}
-	w.identifyByLabels(e)
+	return w.identifyByLabels(e)
 }
 
-func (w *write) identifyByLabels(e *series.Entry) {
+func (w *write) identifyByLabels(e *series.Entry) error {
+	if err := w.create(); err != nil {
+		return err
+	}
 	w.lset = e.Labels.Labels(&w.builder)
 	w.ref, _ = w.app.(storage.GetRef).GetRef(w.lset, w.lset.Hash())
+	return w.settle()
+}
+
+// settle commits if the series at hand has samples pending.
+func (w *write) settle() error {
+	if w.ref != 0 && w.pending.has(uint64(w.ref)) {
+		return w.flush()
+	}
+	return nil
 }
 
 func (w *write) floats(e *series.Entry) error {
 	samples := w.b.SamplesOf(e)
-	for k := range samples {
-		s := &samples[k]
-		if k > 0 {
-			if s.T == samples[k-1].T && math.Float64bits(s.V) == math.Float64bits(samples[k-1].V) {
-				w.res.Samples++ // the sender repeats itself
-				continue
+	if !slices.IsSortedFunc(samples, byTime) {
+		slices.SortStableFunc(samples, byTime) // the first of equal times stays first
+	}
+	last, kept := series.Sample{}, false // the sample before, and whether it is stored
+	for _, s := range samples {
+		if kept && s.T == last.T {
+			// TSDB sees what is committed; what this entry just brought is compared here.
+			if math.Float64bits(s.V) == math.Float64bits(last.V) {
+				w.res.Samples++
+			} else {
+				w.refuseConflict(e, s.T, describe(last.V, nil, nil), describe(s.V, nil, nil))
 			}
-			if s.T <= samples[k-1].T {
-				if err := w.flush(); err != nil {
-					return err
-				}
-			}
+			continue
 		}
 		verdict, err := w.put(e, s.ST, s.T, s.V, nil, nil)
 		if err != nil {
 			return err
 		}
-		if verdict == stored {
+		last, kept = s, verdict == stored
+		if kept {
 			w.res.Samples++
 		}
 	}
 	return nil
 }
 
+func byTime(a, b series.Sample) int { return cmp.Compare(a.T, b.T) }
+
 func (w *write) histograms(e *series.Entry) error {
 	samples := w.b.HistogramsOf(e)
+	if len(samples) > 0 && e.Samples.Len() > 0 {
+		// A float and a histogram may stand at one time, too.
+		if err := w.flush(); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(samples, func(a, b series.Histogram) int { return cmp.Compare(a.T, b.T) })
+	var last *series.Histogram // the sample before, if it is stored
 	for k := range samples {
 		s := &samples[k]
-		// A float and a histogram of one series meet in the head's order of time too.
-		if k == 0 && e.Samples.Len() > 0 || k > 0 && s.T <= samples[k-1].T {
-			if err := w.flush(); err != nil {
-				return err
+		if last != nil && s.T == last.T {
+			if (sample{h: last.H, fh: last.FH}).equal(0, s.H, s.FH) {
+				w.res.Histograms++
+			} else {
+				w.refuseConflict(e, s.T, describe(0, last.H, last.FH), describe(0, s.H, s.FH))
 			}
+			continue
 		}
 		verdict, err := w.put(e, s.ST, s.T, 0, s.H, s.FH)
 		if err != nil {
 			return err
 		}
+		last = nil
 		if verdict == stored {
 			w.res.Histograms++
+			last = s
 		}
 	}
 	return nil
@@ -236,10 +291,14 @@ const (
 // looks whether that moment is taken: TSDB would let a second value in silently.
 func (w *write) put(e *series.Entry, st, at int64, v float64, h *histogram.Histogram, fh *histogram.FloatHistogram) (verdict, error) {
 	err := w.try(e, st, at, v, h, fh, true)
-	if err == nil {
+	switch {
+	case err == nil:
 		return stored, nil
-	}
-	if errors.Is(err, storage.ErrOutOfOrderSample) {
+	case errors.Is(err, storage.ErrOutOfOrderSample):
+		return w.putLate(e, st, at, v, h, fh)
+	case value.IsStaleNaN(v) && errors.Is(err, storage.ErrDuplicateSampleForTimestamp):
+		// The marker that ends a series of histograms is sent as a float and stored
+		// as a histogram: TSDB does not know it again.
 		return w.putLate(e, st, at, v, h, fh)
 	}
 	return w.refuse(e, at, err)
@@ -251,7 +310,9 @@ func (w *write) try(e *series.Entry, st, at int64, v float64, h *histogram.Histo
 	opts := storage.AOptions{RejectOutOfOrder: inOrder}
 	ref, err := w.app.Append(w.ref, w.lset, st, at, v, h, fh, opts)
 	if err != nil && w.lset.IsEmpty() && errors.Is(err, tsdb.ErrInvalidSample) {
-		w.identifyByLabels(e)
+		if err := w.identifyByLabels(e); err != nil {
+			return err
+		}
 		ref, err = w.app.Append(w.ref, w.lset, st, at, v, h, fh, opts)
 	}
 	if err == nil {
@@ -265,7 +326,9 @@ func (w *write) putLate(e *series.Entry, st, at int64, v float64, h *histogram.H
 		return w.refuseTooOld(e, at), nil
 	}
 	if w.ref == 0 { // the first attempt created the series
-		w.identifyByLabels(e)
+		if err := w.identifyByLabels(e); err != nil {
+			return refused, err
+		}
 	}
 	if w.lset.IsEmpty() {
 		w.lset = e.Labels.Labels(&w.builder)
@@ -301,7 +364,7 @@ func (w *write) refuse(e *series.Entry, at int64, err error) (verdict, error) {
 	case isHistogramError(err):
 		w.count(e, series.ReasonInvalidHistogram, func() string { return fmt.Sprintf("native histogram at %s: %v", formatTime(at), err) })
 	default:
-		return refused, series.Errorf(series.Internal, "append %s at %s: %w", e.Labels, formatTime(at), err)
+		return refused, series.Errorf(series.KindOf(err), "append %s at %s: %w", e.Labels, formatTime(at), err)
 	}
 	return refused, nil
 }

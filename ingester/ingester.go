@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/prometheus/tsdb/fileutil"
 	"github.com/thanos-io/objstore"
 	"golang.org/x/sync/errgroup"
 
@@ -58,7 +60,12 @@ type Ingester struct {
 	life context.Context // ends with Close, or when Start is told to give up
 	stop context.CancelFunc
 	done sync.WaitGroup
+	lock fileutil.Releaser // of the folder
 }
+
+// lockFile is held while a process uses the folder: a second one would repair, that
+// is rewrite, the logs that the first appends to.
+const lockFile = "lock"
 
 // New makes an ingester; it does nothing before Start.
 func New(cfg Config, opts Options) (*Ingester, error) {
@@ -92,6 +99,11 @@ func (i *Ingester) Start(ctx context.Context) error {
 	if err := os.MkdirAll(i.cfg.Dir, 0o777); err != nil {
 		return fmt.Errorf("make ingester's folder: %w", err)
 	}
+	lock, _, err := fileutil.Flock(filepath.Join(i.cfg.Dir, lockFile))
+	if err != nil {
+		return fmt.Errorf("lock %s, which another process may use: %w", i.cfg.Dir, err)
+	}
+	i.lock = lock
 	i.checkDisk()
 	unwatch := context.AfterFunc(ctx, i.stop)
 	defer unwatch()
@@ -116,6 +128,9 @@ func (i *Ingester) openAll() error {
 	group, ctx := errgroup.WithContext(i.life)
 	group.SetLimit(2)
 	for _, e := range entries {
+		if e.Name() == lockFile {
+			continue
+		}
 		if !e.IsDir() || tenant.Validate(e.Name()) != nil {
 			i.log.Warn("left alone what is no tenant's folder", "path", e.Name())
 			continue
@@ -125,24 +140,33 @@ func (i *Ingester) openAll() error {
 				return err
 			}
 			i.setProgress(fmt.Sprintf("replaying WALs: %d of %d tenants are open", opened.Load(), len(entries)))
-			t, err := newTenant(i, e.Name())
-			if err != nil {
-				return err
-			}
-			i.mu.Lock()
-			i.tenants[e.Name()] = t
-			i.mu.Unlock()
-			if t.hasData() {
-				_, err = t.retain(true)
-				if err == nil {
-					t.release()
-				}
-			}
-			opened.Add(1)
-			return err
+			defer opened.Add(1)
+			return i.openTenant(e.Name())
 		})
 	}
 	return group.Wait()
+}
+
+// openTenant opens a tenant that is on disk. One that cannot be opened does not stop
+// the others: its reads and writes fail, and it is tried again in every round.
+func (i *Ingester) openTenant(name string) error {
+	t, err := newTenant(i, name)
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.tenants[name] = t
+	i.mu.Unlock()
+	if !t.hasData() {
+		return nil
+	}
+	held, err := t.retain(true)
+	if held {
+		t.release()
+		return nil
+	}
+	t.log.Error("tenant cannot be opened; it is tried again", "err", err)
+	return nil
 }
 
 // Ready returns nil when the ingester takes reads and writes, else why it does not.
@@ -164,6 +188,13 @@ func (i *Ingester) acquire(name string, create bool) (*tenantDB, error) {
 	t, err := i.tenant(name, create)
 	if t == nil || err != nil {
 		return nil, err
+	}
+	if create {
+		// Before a reference is taken: refused writes must not keep a tenant busy
+		// that waits for a quiet moment to be opened anew.
+		if err := t.failure(); err != nil {
+			return nil, err
+		}
 	}
 	held, err := t.retain(create)
 	if !held {
@@ -214,7 +245,7 @@ func (i *Ingester) all() []*tenantDB {
 // eachOpen calls f with every tenant that is open.
 func (i *Ingester) eachOpen(f func(t *tenantDB)) {
 	for _, t := range i.all() {
-		if held, _ := t.retain(false); held {
+		if t.peek() {
 			f(t)
 			t.release()
 		}
@@ -250,17 +281,16 @@ func (i *Ingester) Maintain(ctx context.Context) {
 }
 
 func (i *Ingester) maintainTenant(ctx context.Context, t *tenantDB) error {
-	if t.failure() != nil && !i.diskFull.Load() {
-		if _, err := t.reopen(); err != nil {
+	if t.sick() && !i.diskFull.Load() {
+		if err := t.reopen(); err != nil {
 			return err
 		}
 	}
-	held, err := t.retain(false)
-	if !held {
-		return err
+	if !t.peek() {
+		return nil
 	}
 	idle := i.cfg.IdleTimeout > 0 && i.now().UnixMilli()-t.lastWrite.Load() >= i.cfg.IdleTimeout.Milliseconds()
-	err = func() error {
+	err := func() error {
 		defer t.release()
 		if idle && t.db.Head().NumSeries() > 0 {
 			if err := t.cut(ctx); err != nil {
@@ -334,8 +364,11 @@ func (i *Ingester) Close() error {
 func (i *Ingester) closeAll() error {
 	var errs []error
 	for _, t := range i.all() {
-		_, err := t.close(true)
-		errs = append(errs, err, t.metadata.close())
+		errs = append(errs, t.close())
+	}
+	if i.lock != nil {
+		errs = append(errs, i.lock.Release())
+		i.lock = nil
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
@@ -25,6 +26,10 @@ type sample struct {
 // are different ones (case RW-06).
 func (s sample) equal(v float64, h *histogram.Histogram, fh *histogram.FloatHistogram) bool {
 	switch {
+	case s.h != nil && h == nil && fh == nil:
+		return value.IsStaleNaN(v) && value.IsStaleNaN(s.h.Sum) // a marker is sent as a float
+	case s.fh != nil && h == nil && fh == nil:
+		return value.IsStaleNaN(v) && value.IsStaleNaN(s.fh.Sum)
 	case s.h != nil:
 		return h != nil && s.h.Equals(h)
 	case s.fh != nil:
@@ -52,6 +57,11 @@ func describe(v float64, h *histogram.Histogram, fh *histogram.FloatHistogram) s
 // there: a second value for the same moment would be kept beside the first, and
 // which one a query shows would be chance.
 type lateReader struct {
+	// guard is an open querier over all there is: while it is there, TSDB waits
+	// before it truncates the head or unmaps its chunk files, which the look-ups by
+	// reference read without being known to it.
+	guard storage.Querier
+
 	builder labels.ScratchBuilder
 	metas   []chunks.Meta
 	it      chunkenc.Iterator
@@ -60,6 +70,12 @@ type lateReader struct {
 // find returns the sample of the series at time at (ms). The head is asked by
 // reference, which costs no index look-up; blocks only where they cover at.
 func (r *lateReader) find(ctx context.Context, db *tsdb.DB, ref storage.SeriesRef, ls labels.Labels, at int64) (sample, bool, error) {
+	if r.guard == nil {
+		var err error
+		if r.guard, err = db.Querier(math.MinInt64, math.MaxInt64); err != nil {
+			return sample{}, false, err
+		}
+	}
 	if !blocksCover(db, at) {
 		if s, found, err := r.inHead(db.Head(), ref, at); err == nil {
 			return s, found, nil
@@ -149,6 +165,10 @@ func seek(it chunkenc.Iterator, at int64) (sample, bool) {
 
 // close drops what the reader holds of a tenant.
 func (r *lateReader) close() {
+	if r.guard != nil {
+		r.guard.Close() // it has read nothing: its errors are nobody's
+		r.guard = nil
+	}
 	clear(r.metas)
 	r.metas = r.metas[:0]
 	r.it = nil

@@ -38,6 +38,7 @@ type metadataLog struct {
 	mu       sync.RWMutex // guards all below
 	families map[string][]metadata.Metadata
 	file     *os.File
+	size     int64 // of the whole lines in file
 }
 
 type metadataLine struct {
@@ -55,12 +56,9 @@ func openMetadata(dir string, maxFamilies int, log *slog.Logger) (*metadataLog, 
 		return nil, fmt.Errorf("open metadata: %w", err)
 	}
 	m := &metadataLog{maxFamilies: maxFamilies, log: log, families: map[string][]metadata.Metadata{}, file: file}
-	whole, err := m.load(file)
+	m.size, err = m.load(file)
 	if err == nil {
-		err = file.Truncate(whole)
-	}
-	if err == nil {
-		_, err = file.Seek(whole, io.SeekStart)
+		err = file.Truncate(m.size)
 	}
 	if err != nil {
 		file.Close()
@@ -126,9 +124,11 @@ func (m *metadataLog) insert(f *series.Metadata) error {
 	if err != nil {
 		return err
 	}
-	if _, err := m.file.Write(append(line, '\n')); err != nil {
+	// At the end of what is whole, so that a write cut short is written over.
+	if _, err := m.file.WriteAt(append(line, '\n'), m.size); err != nil {
 		return fmt.Errorf("write %s: %w", metadataFile, err)
 	}
+	m.size += int64(len(line)) + 1
 	m.families[f.Family] = append(known, f.Metadata)
 	return nil
 }

@@ -64,10 +64,10 @@ func (m *metrics) countRepair(r walrepair.Report) {
 type state struct{ i *Ingester }
 
 var (
-	descTenants = prometheus.NewDesc("varve_ingester_tenants", "Tenants known on this disk, by state: open, or dormant with all samples in the bucket.", []string{"state"}, nil)
+	descTenants = prometheus.NewDesc("varve_ingester_tenants", "Tenants known on this disk, by state: open, or closed, as idle ones are.", []string{"state"}, nil)
 	descSeries  = prometheus.NewDesc("varve_ingester_series", "Series in the heads of all tenants.", nil, nil)
 	descPending = prometheus.NewDesc("varve_ingester_blocks_pending_upload", "Local blocks that are not in the bucket yet.", nil, nil)
-	descBroken  = prometheus.NewDesc("varve_ingester_tenants_read_only", "Tenants that take no writes because their WAL could not be written.", nil, nil)
+	descBroken  = prometheus.NewDesc("varve_ingester_tenants_failed", "Tenants that take no writes, because their WAL could not be written, or that cannot be opened at all.", nil, nil)
 	descFull    = prometheus.NewDesc("varve_ingester_disk_full", "1 while writes are refused for want of disk space.", nil, nil)
 )
 
@@ -86,10 +86,13 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 		open++
 		heads += t.db.Head().NumSeries()
 		pending += t.pendingUploads()
-		if t.failure() != nil {
+	})
+	all := s.i.all()
+	for _, t := range all {
+		if t.sick() {
 			broken++
 		}
-	})
+	}
 	full := 0
 	if s.i.diskFull.Load() {
 		full = 1
@@ -98,7 +101,7 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(descTenants, float64(open), "open")
-	gauge(descTenants, float64(len(s.i.all())-open), "dormant")
+	gauge(descTenants, float64(len(all)-open), "closed")
 	gauge(descSeries, float64(heads))
 	gauge(descPending, float64(pending))
 	gauge(descBroken, float64(broken))

@@ -67,10 +67,10 @@ func (i *Ingester) Metadata(_ context.Context, tenant, family string) (map[strin
 // readable refuses reads until all that is on disk can be read: an answer without
 // it would look complete.
 func (i *Ingester) readable() error {
-	if !i.ready.Load() {
-		return i.Ready()
+	if i.ready.Load() && i.stopping.Load() {
+		return nil // those who were let in may finish
 	}
-	return nil
+	return i.Ready()
 }
 
 // reader returns the tenant for reading, nil if it has no samples here.

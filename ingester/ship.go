@@ -12,6 +12,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 	"github.com/prometheus/prometheus/tsdb"
+	"github.com/prometheus/prometheus/tsdb/fileutil"
 
 	"github.com/varvedb/varve/pkg/bucket"
 	"github.com/varvedb/varve/pkg/series"
@@ -76,7 +77,7 @@ func (s *shipped) update(id ulid.ULID, ms int64, local series.BlockSet) error {
 	return writeFile(s.path, document)
 }
 
-// writeFile replaces a small file: written aside, synced, renamed.
+// writeFile replaces a small file: written aside, synced, renamed, the folder synced.
 func writeFile(path string, content []byte) error {
 	aside := path + ".tmp"
 	f, err := os.Create(aside)
@@ -90,15 +91,19 @@ func writeFile(path string, content []byte) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(aside, path)
+	return fileutil.Rename(aside, path)
 }
 
 // ship uploads the local blocks that are not in the bucket yet, oldest first. One
 // that fails does not stop the others; it is tried again in the next round.
 func (t *tenantDB) ship(ctx context.Context) error {
 	var errs []error
-	local := t.blockSet()
-	for _, b := range t.db.Blocks() {
+	blocks := t.db.Blocks()
+	local := series.BlockSet{}
+	for _, b := range blocks {
+		local[b.Meta().ULID] = struct{}{}
+	}
+	for _, b := range blocks {
 		id := b.Meta().ULID
 		if _, done := t.shipped.since(id); done {
 			continue
@@ -107,7 +112,7 @@ func (t *tenantDB) ship(ctx context.Context) error {
 			return errors.Join(append(errs, err)...)
 		}
 		started := time.Now()
-		if _, err := bucket.UploadBlock(ctx, t.owner.bucket, t.name, b.Dir()); err != nil {
+		if err := t.upload(ctx, b); err != nil {
 			t.owner.metrics.uploadFailures.Inc()
 			errs = append(errs, fmt.Errorf("upload block %s of tenant %s: %w", id, t.name, err))
 			continue
@@ -120,6 +125,16 @@ func (t *tenantDB) ship(ctx context.Context) error {
 		t.log.Info("block uploaded", "block", id, "from", formatTime(b.MinTime()), "to", formatTime(b.MaxTime()), "series", b.Meta().Stats.NumSeries, "samples", b.Meta().Stats.NumSamples, "took", time.Since(started).Round(time.Millisecond))
 	}
 	return errors.Join(errs...)
+}
+
+// upload gives a block the time that a slow bucket needs and no more, so that one
+// that hangs does not hold up the others for ever.
+func (t *tenantDB) upload(ctx context.Context, b *tsdb.Block) error {
+	const slow = 256 << 10 // bytes per second
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute+time.Duration(b.Size()/slow)*time.Second)
+	defer cancel()
+	_, err := bucket.UploadBlock(ctx, t.owner.bucket, t.name, b.Dir())
+	return err
 }
 
 // blocksToDelete tells TSDB which local blocks may go.

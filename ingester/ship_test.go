@@ -143,7 +143,7 @@ func TestIdleTenantGoesToTheBucketAndComesBack(t *testing.T) {
 
 	w.clock.advance(w.cfg.VisibleAfter)
 	w.Maintain(context.Background())
-	require.Nil(t, tenant.db)
+	require.Equal(t, dormant, tenant.state)
 	entries, err := os.ReadDir(tenant.dir)
 	require.NoError(t, err)
 	for _, e := range entries {

@@ -1,12 +1,14 @@
 package ingester
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,19 +47,45 @@ type tenantDB struct {
 
 	lastWrite atomic.Int64 // Unix ms
 	broken    atomic.Pointer[error]
-	exemplars atomic.Bool // the ring of exemplars has its full size
+	exemplars atomic.Bool               // the ring of exemplars has its full size
+	head      atomic.Pointer[tsdb.Head] // once it is replayed; for seriesLimit
 
-	// mu guards the life of db: it is opened and closed under it, and closed only
-	// when refs is 0. idle is signalled when refs falls to 0.
-	mu   sync.Mutex
-	idle *sync.Cond
-	refs int
+	// creating is held by a request from before it makes a series until that series'
+	// record is in the WAL, and by those that look series up by their labels: a
+	// sample of a series whose record is not written yet would be lost by a replay.
+	creating sync.Mutex
 
-	// Set while open; read by those who hold a reference.
+	// mu guards the life of db. It is never held while a TSDB is opened or closed:
+	// state says that somebody does, and changed is signalled when state or refs move.
+	mu      sync.Mutex
+	changed *sync.Cond
+	state   tenantState
+	fault   error // why state is failed
+	refs    int
+
+	// Set while state is open; read by those who hold a reference.
 	db    *tsdb.DB
 	reg   *prometheus.Registry
 	epoch uint64
 }
+
+// tenantState is where a tenant is in its life:
+//
+//	dormant -> opening -> open -> (idle) closing -> dormant
+//	              |        |
+//	              v        v (WAL failed)
+//	            failed <- reopening -> open
+//	any -> closed, for good
+type tenantState int
+
+const (
+	dormant   tenantState = iota // no samples here, all are in the bucket
+	opening                      // from dormant: readers miss nothing
+	open                         // reads and writes
+	reopening                    // from open or failed: neither reads nor writes
+	failed                       // could not be opened: there are samples that nobody can read
+	closed                       // the ingester stops
+)
 
 func newTenant(owner *Ingester, name string) (*tenantDB, error) {
 	dir := filepath.Join(owner.cfg.Dir, name)
@@ -65,7 +93,7 @@ func newTenant(owner *Ingester, name string) (*tenantDB, error) {
 		return nil, series.Errorf(series.Unavailable, "make folder of tenant %s: %w", name, err)
 	}
 	t := &tenantDB{owner: owner, name: name, dir: dir, log: owner.log.With("tenant", name)}
-	t.idle = sync.NewCond(&t.mu)
+	t.changed = sync.NewCond(&t.mu)
 	var err error
 	if t.metadata, err = openMetadata(dir, owner.cfg.MaxMetadataFamilies, t.log); err != nil {
 		return nil, series.Errorf(series.Unavailable, "open tenant %s: %w", name, err)
@@ -88,47 +116,112 @@ func (t *tenantDB) hasData() bool {
 }
 
 // retain takes a reference that keeps db open until release. A dormant tenant is
-// opened if create is set; else retain reports false.
+// opened if create is set; else retain reports false for it. A tenant with samples
+// that cannot be read now is an error, never an empty answer.
 func (t *tenantDB) retain(create bool) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.db == nil {
-		if !create {
-			return false, nil
-		}
-		if err := t.open(); err != nil {
-			return false, err
-		}
+	for create && t.state == opening {
+		t.changed.Wait()
+	}
+	if create && t.state == dormant {
+		t.openLocked(opening)
+	}
+	switch t.state {
+	case open:
+		t.refs++
+		return true, nil
+	case dormant, opening:
+		return false, nil
+	case failed:
+		return false, t.fault
+	case closed:
+		return false, series.Errorf(series.Unavailable, "tenant %s: the ingester is stopping", t.name)
+	default:
+		return false, series.Errorf(series.Unavailable, "tenant %s is being opened anew", t.name)
+	}
+}
+
+// sick tells whether the tenant needs to be opened anew.
+func (t *tenantDB) sick() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state == failed || t.state == open && t.broken.Load() != nil
+}
+
+// peek is retain for those who only want to see what is open right now.
+func (t *tenantDB) peek() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.state != open {
+		return false
 	}
 	t.refs++
-	return true, nil
+	return true
 }
 
 func (t *tenantDB) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.refs--; t.refs == 0 {
-		t.idle.Broadcast()
+		t.changed.Broadcast()
 	}
 }
 
-// open makes the folder sound and opens the TSDB in it. The caller holds mu.
-func (t *tenantDB) open() error {
-	started := time.Now()
-	if err := t.repair(); err != nil {
-		return series.Errorf(series.Unavailable, "repair tenant %s: %w", t.name, err)
-	}
-	t.reg = prometheus.NewRegistry()
-	db, err := tsdb.Open(t.dir, t.log, t.reg, t.options(), nil)
+// openLocked opens the TSDB, letting go of mu meanwhile; via is the state of that time.
+func (t *tenantDB) openLocked(via tenantState) {
+	t.state = via
+	t.mu.Unlock()
+	db, reg, err := t.open()
+	t.mu.Lock()
 	if err != nil {
-		return series.Errorf(series.Unavailable, "open tenant %s: %w", t.name, err)
+		t.state, t.fault = failed, err
+	} else {
+		t.state, t.fault = open, nil
+		t.db, t.reg, t.epoch = db, reg, rand.Uint64()|1
+		t.lastWrite.Store(t.owner.now().UnixMilli())
+		t.broken.Store(nil)
 	}
-	t.db = db
-	t.epoch = rand.Uint64() | 1
-	t.broken.Store(nil)
-	t.lastWrite.Store(t.owner.now().UnixMilli())
+	t.changed.Broadcast()
+}
+
+// open makes the folder sound and opens the TSDB in it.
+func (t *tenantDB) open() (*tsdb.DB, *prometheus.Registry, error) {
+	started := time.Now()
+	t.head.Store(nil)
+	if err := t.repair(); err != nil {
+		return nil, nil, series.Errorf(series.Unavailable, "repair tenant %s: %w", t.name, err)
+	}
+	reg := prometheus.NewRegistry()
+	db, err := tsdb.Open(t.dir, slog.New(&walWatch{t.log.Handler(), t}), reg, t.options(), nil)
+	if err != nil {
+		return nil, nil, series.Errorf(series.Unavailable, "open tenant %s: %w", t.name, err)
+	}
+	t.head.Store(db.Head())
 	t.log.Info("tenant opened", "series", db.Head().NumSeries(), "blocks", len(db.Blocks()), "took", time.Since(started).Round(time.Millisecond))
-	return nil
+	return db, reg, nil
+}
+
+// walWatch listens to what TSDB logs: that late samples could not be written to their
+// log is told nowhere else, and they would be acknowledged and gone after a restart.
+type walWatch struct {
+	slog.Handler
+	t *tenantDB
+}
+
+func (w *walWatch) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level == slog.LevelError && strings.HasPrefix(r.Message, "Failed to log out of order samples") {
+		w.t.fail(errors.New("the log of late samples could not be written"))
+	}
+	return w.Handler.Handle(ctx, r)
+}
+
+func (w *walWatch) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &walWatch{w.Handler.WithAttrs(attrs), w.t}
+}
+
+func (w *walWatch) WithGroup(name string) slog.Handler {
+	return &walWatch{w.Handler.WithGroup(name), w.t}
 }
 
 // repair mends what a hard stop may have left, which TSDB would refuse to open or
@@ -192,13 +285,14 @@ func (t *tenantDB) options() *tsdb.Options {
 	opts.MaxBlockDuration = opts.MinBlockDuration // blocks are merged in the bucket, not here
 	opts.EnableOverlappingCompaction = false
 	opts.RetentionDuration = 0
+	opts.NoLockfile = true // the ingester has locked the whole folder
 	opts.BlocksToDelete = t.blocksToDelete
 	opts.WALCompression = compression.Snappy
 	opts.StripeSize = cfg.HeadStripes
 	opts.OutOfOrderTimeWindow = cfg.LateWindow.Milliseconds()
 	opts.EnableExemplarStorage = cfg.MaxExemplars > 0
 	opts.MaxExemplars = t.exemplarRing()
-	opts.SeriesLifecycleCallback = seriesLimit{t}
+	opts.SeriesLifecycleCallback = seriesLimit{t.owner.cfg.MaxSeries, &t.head}
 	if cfg.FloatChunks == "xor2" {
 		opts.FloatChunkEncoding = chunkenc.EncXOR2
 		opts.EnableSTStorage = true
@@ -262,44 +356,65 @@ func (t *tenantDB) failure() error {
 	return nil
 }
 
-// close closes the TSDB. With wait it waits for those who use it; else it reports
-// false if there are any.
-func (t *tenantDB) close(wait bool) (bool, error) {
+// close ends the tenant for good, once those who use it are done.
+func (t *tenantDB) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for wait && t.refs > 0 {
-		t.idle.Wait()
+	for t.refs > 0 || t.state == opening || t.state == reopening {
+		t.changed.Wait()
 	}
-	if t.refs > 0 {
-		return false, nil
-	}
-	return true, t.closeLocked()
+	err := t.closeLocked(closed)
+	t.state = closed
+	return errors.Join(err, t.metadata.close())
 }
 
-func (t *tenantDB) closeLocked() error {
-	if t.db == nil {
+// closeLocked closes the TSDB, letting go of mu meanwhile; via is the state of that
+// time. The caller sees to it that refs is 0 and says what the tenant is then.
+func (t *tenantDB) closeLocked(via tenantState) error {
+	db := t.db
+	t.state, t.db, t.reg = via, nil, nil
+	if db == nil {
 		return nil
 	}
-	err := t.db.Close()
-	t.db, t.reg = nil, nil
+	t.mu.Unlock()
+	err := db.Close()
+	t.mu.Lock()
 	if err != nil {
 		return fmt.Errorf("close tenant %s: %w", t.name, err)
 	}
 	return nil
 }
 
-// reopen closes the TSDB and opens it again, replaying the WAL, so that memory and
-// WAL agree once more. It reports false while somebody uses it.
-func (t *tenantDB) reopen() (bool, error) {
+// patience is how long reopen waits for a moment without readers before it turns new
+// ones away.
+const patience = 5 * time.Second
+
+// reopen opens a tenant anew whose WAL failed or that could not be opened, replaying
+// the WAL, so that memory and WAL agree once more.
+func (t *tenantDB) reopen() error {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline) && t.busy(); {
+		time.Sleep(10 * time.Millisecond)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.refs > 0 {
-		return false, nil
+	if t.state != open && t.state != failed {
+		return nil
 	}
-	if err := t.closeLocked(); err != nil {
+	t.state = reopening
+	for t.refs > 0 {
+		t.changed.Wait()
+	}
+	if err := t.closeLocked(reopening); err != nil {
 		t.log.Warn("closing a tenant whose WAL failed", "err", err)
 	}
-	return true, t.open()
+	t.openLocked(reopening)
+	return t.fault
+}
+
+func (t *tenantDB) busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.refs > 0
 }
 
 // goDormant closes an idle tenant whose samples are all in the bucket, known to every
@@ -307,22 +422,29 @@ func (t *tenantDB) reopen() (bool, error) {
 func (t *tenantDB) goDormant() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.refs > 0 || t.db == nil || t.db.Head().NumSeries() > 0 || len(t.blocksToDelete(t.db.Blocks())) < len(t.db.Blocks()) {
+	if t.state != open || t.refs > 0 || t.db.Head().NumSeries() > 0 || len(t.blocksToDelete(t.db.Blocks())) < len(t.db.Blocks()) {
 		return nil
 	}
-	if err := t.closeLocked(); err != nil {
+	if err := t.closeLocked(reopening); err != nil {
+		t.state, t.fault = failed, series.Errorf(series.Unavailable, "%w", err)
 		return err
 	}
 	var errs []error
 	for _, name := range append(blockDirs(t.dir), "wal", "wbl", "chunks_head") {
 		errs = append(errs, os.RemoveAll(filepath.Join(t.dir, name)))
 	}
+	t.state = dormant
+	t.changed.Broadcast()
 	t.log.Info("idle tenant closed; all its samples are in the bucket")
 	return errors.Join(errs...)
 }
 
-// seriesLimit refuses new series beyond the tenant's bound. Known series go on.
-type seriesLimit struct{ t *tenantDB }
+// seriesLimit refuses new series beyond the tenant's bound. Known series go on. head
+// is nil while the WAL is replayed, when nothing is refused.
+type seriesLimit struct {
+	limit int
+	head  *atomic.Pointer[tsdb.Head]
+}
 
 type seriesLimitError struct{ limit int }
 
@@ -331,9 +453,11 @@ func (e *seriesLimitError) Error() string {
 }
 
 func (s seriesLimit) PreCreation(labels.Labels) error {
-	limit := s.t.owner.cfg.MaxSeries
-	if limit > 0 && s.t.db != nil && s.t.db.Head().NumSeries() >= uint64(limit) {
-		return &seriesLimitError{limit}
+	if s.limit == 0 {
+		return nil
+	}
+	if head := s.head.Load(); head != nil && head.NumSeries() >= uint64(s.limit) {
+		return &seriesLimitError{s.limit}
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ type flags struct {
 	} `embed:"" prefix:"bucket." group:"Storage"`
 	Ingester struct {
 		LateWindow     time.Duration    `name:"late-window" default:"2h" help:"How far behind the tenant's newest sample a sample may be and still be stored."`
-		LocalRetention time.Duration    `name:"local-retention" default:"6h" help:"How long blocks stay on this disk although they are in the bucket."`
+		LocalRetention time.Duration    `name:"local-retention" default:"6h" help:"How long blocks stay on this disk although they are in the bucket; at least the late window and two hours."`
 		IdleTimeout    time.Duration    `name:"idle-timeout" default:"3h" help:"How long a tenant may be silent before it is moved to the bucket and closed. 0 for never."`
 		MinFreeDisk    units.Base2Bytes `name:"min-free-disk" default:"256MiB" help:"Refuse writes with 503 when less of the disk is free."`
 		FloatChunks    string           `name:"float-chunks" enum:"xor2,xor" default:"xor2" help:"Encoding of float samples: xor2 keeps start timestamps, xor can be read by tools older than Prometheus 3.14."`
@@ -174,7 +174,8 @@ func (f *flags) ingesterConfig(dir string) ingester.Config {
 	c.Dir = dir
 	c.BlockDuration = f.Ingester.BlockDuration
 	c.LateWindow = f.Ingester.LateWindow
-	c.LocalRetention = f.Ingester.LocalRetention
+	// A late sample is compared with what is here: its moment must not be in the bucket only.
+	c.LocalRetention = max(f.Ingester.LocalRetention, c.LateWindow+c.BlockDuration)
 	c.MaintenanceInterval = f.Ingester.Maintenance
 	c.IdleTimeout = f.Ingester.IdleTimeout
 	c.MinFreeDisk = int64(f.Ingester.MinFreeDisk)
@@ -212,7 +213,7 @@ func (f *flags) querierConfig() querier.Config {
 	c.MaxConcurrent = f.Query.MaxConcurrent
 	c.LookbackDelta = f.Query.Lookback
 	c.StartTimestamps = f.Query.StartTimestamps
-	c.IngesterHolds = f.Ingester.LocalRetention
+	c.IngesterHolds = f.ingesterConfig("").LocalRetention
 	return c
 }
 

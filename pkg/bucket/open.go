@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	kitlog "github.com/go-kit/log"
+	"github.com/prometheus/prometheus/tsdb/fileutil"
 	"github.com/thanos-io/objstore"
 	"github.com/thanos-io/objstore/providers/azure"
 	"github.com/thanos-io/objstore/providers/filesystem"
@@ -152,7 +153,7 @@ func writeAside(ctx context.Context, path string, r io.Reader) (err error) {
 	if err := os.Chmod(f.Name(), 0o644); err != nil {
 		return fmt.Errorf("set mode of %s: %w", path, err)
 	}
-	return os.Rename(f.Name(), path)
+	return fileutil.Rename(f.Name(), path)
 }
 
 // contextReader ends a copy when its context ends.
