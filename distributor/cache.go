@@ -45,6 +45,8 @@ type cacheEntry struct {
 // clock. A sweep passes over an entry that was used since the sweep before it, so
 // series that are written again and again outlive any number that come once.
 type cacheShard struct {
+	budget *cacheBudget // shared by the caches of all tenants; nil for none
+
 	mu      sync.Mutex
 	entries map[uint64]*cacheEntry
 	ring    []*cacheEntry
@@ -53,7 +55,23 @@ type cacheShard struct {
 
 	maxEntries int
 	maxBytes   int64
+	closed     bool // nothing is kept any more
 }
+
+// cacheBudget bounds the label caches of all tenants together. A tenant that finds it
+// used up evicts entries of its own, and keeps nothing where it has none.
+type cacheBudget struct {
+	used atomic.Int64
+	max  int64
+}
+
+func (b *cacheBudget) add(n int64) {
+	if b != nil {
+		b.used.Add(n)
+	}
+}
+
+func (b *cacheBudget) lacks(n int64) bool { return b != nil && b.used.Load()+n > b.max }
 
 const (
 	cacheShards = 32
@@ -79,6 +97,26 @@ func newLabelCache(maxEntries int, maxBytes int64, hash func([]byte) uint64) *la
 		c.shards[i].maxBytes = maxBytes / int64(n)
 	}
 	return c
+}
+
+// share puts the cache under a budget that it has in common with others.
+func (c *labelCache) share(b *cacheBudget) *labelCache {
+	for i := range c.shards {
+		c.shards[i].budget = b
+	}
+	return c
+}
+
+// close gives back what the cache holds of the budget. Requests under way may go on
+// using it; nothing they insert is kept.
+func (c *labelCache) close() {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		s.budget.add(-s.bytes)
+		s.entries, s.ring, s.bytes, s.closed = nil, nil, 0, true
+		s.mu.Unlock()
+	}
 }
 
 // following returns the entry predicted to come after prev, if it is run's.
@@ -134,7 +172,9 @@ func (c *labelCache) insert(h uint64, run []byte, labels series.LabelBytes, v *v
 	if other := s.find(h, run); other != nil {
 		return other
 	}
-	s.insert(e)
+	if !s.insert(e) {
+		e.dead.Store(true)
+	}
 	return e
 }
 
@@ -178,10 +218,15 @@ func (s *cacheShard) find(h uint64, run []byte) *cacheEntry {
 	return nil
 }
 
-func (s *cacheShard) insert(e *cacheEntry) {
-	for len(s.ring) > 0 && (len(s.ring) >= s.maxEntries || s.bytes+e.size > s.maxBytes) {
+// insert keeps e, if there is room once others have made way.
+func (s *cacheShard) insert(e *cacheEntry) bool {
+	for len(s.ring) > 0 && (len(s.ring) >= s.maxEntries || s.bytes+e.size > s.maxBytes || s.budget.lacks(e.size)) {
 		s.evict()
 	}
+	if s.closed || s.budget.lacks(e.size) {
+		return false
+	}
+	s.budget.add(e.size)
 	if s.entries == nil {
 		s.entries = make(map[uint64]*cacheEntry)
 	}
@@ -195,6 +240,7 @@ func (s *cacheShard) insert(e *cacheEntry) {
 		s.ring[s.hand], s.ring[last] = e, s.ring[s.hand]
 		s.hand++
 	}
+	return true
 }
 
 // evict drops the first entry from the hand on that was not used since the hand
@@ -220,6 +266,7 @@ func (s *cacheShard) evict() {
 	s.ring = s.ring[:last]
 	s.unlink(e)
 	s.bytes -= e.size
+	s.budget.add(-e.size)
 	// Whoever predicted e may hold it a while longer; it must not hold a chain of
 	// entries in turn.
 	e.dead.Store(true)

@@ -56,7 +56,8 @@ type Config struct {
 	// remembered between requests.
 	MaxMetadataFamilies int
 
-	// CacheSeries and CacheBytes bound the label cache of each tenant. A tenant
+	// CacheSeries bounds the label cache of each tenant, CacheBytes those of all
+	// tenants together. A tenant
 	// with more active series than this pays for parsing and checking the labels
 	// of its series again and again, some microseconds each.
 	CacheSeries int

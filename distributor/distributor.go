@@ -59,13 +59,14 @@ func newDistributor(cfg Config, appender Appender, reg prometheus.Registerer, lo
 	}
 	d := &Distributor{cfg: cfg, appender: appender, now: now, logger: logger}
 	d.inflight.max = cfg.MaxInflightBytes
+	budget := &cacheBudget{max: cfg.CacheBytes}
 	d.tenants = tenants{
 		idle: cfg.TenantIdle, max: cfg.MaxTenants, byName: make(map[string]*tenantState),
 		make: func(name string) *tenantState {
 			return &tenantState{
 				name:     name,
 				rate:     newBucket(cfg.SampleRate, cfg.SampleBurst),
-				cache:    newLabelCache(cfg.CacheSeries, cfg.CacheBytes, hash),
+				cache:    newLabelCache(cfg.CacheSeries, cfg.CacheBytes, hash).share(budget),
 				families: &families{max: cfg.MaxMetadataFamilies, maxHelp: cfg.MaxMetadataHelpBytes, maxFamily: cfg.MaxLabelValueBytes},
 			}
 		},

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"mime"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -142,7 +143,7 @@ func tooLarge(size int64, most int) error {
 // and holds no more memory than this until the bytes come.
 const (
 	minRead = 16 << 10
-	maxRead = 1 << 20
+	maxRead = 128 << 10
 )
 
 // readAll reads r to its end into buf's memory, asking grow before it holds more
@@ -179,12 +180,16 @@ func readAll(r io.Reader, buf []byte, hint, most int, grow func(int) error) ([]b
 	}
 }
 
-// bodyError is about a body that ended early, a matter of the sender or the
-// network; what reads it may have classified it better.
+// bodyError is about a body that could not be read; what reads it may have classified
+// it better. One that came too slowly is the network's matter, and worth sending again.
 func bodyError(n int, err error) error {
 	var classified *series.Error
-	if errors.As(err, &classified) {
+	var timeout net.Error
+	switch {
+	case errors.As(err, &classified):
 		return err
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return series.Errorf(series.Unavailable, "read body: after %d bytes: %w", n, err)
 	}
 	return series.Errorf(series.Invalid, "read body: after %d bytes: %w", n, err)
 }

@@ -198,6 +198,10 @@ func (d *Distributor) lookup(t *tenantState, q *request, run []byte) (*cacheEntr
 		q.hashed++
 	} else {
 		q.missed++
+		// The request holds the entry to its end, also where the cache does not keep it.
+		if err := q.memory.grow(len(run) + entryOverhead); err != nil {
+			return nil, err
+		}
 		labels, v, err := q.checker.check(run)
 		if err != nil {
 			return nil, err
@@ -431,6 +435,9 @@ func (d *Distributor) commit(ctx context.Context, t *tenantState, q *request, re
 				f.handed.Store(0) // the resend brings it again
 			}
 			res.Reset()
+			// Not stored, not charged: else the resends of a 503 would end in a 429,
+			// which senders do not resend.
+			t.rate.take(d.now(), -q.received)
 			return err
 		}
 		for i, e := range q.entries {

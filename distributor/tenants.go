@@ -62,6 +62,7 @@ func (t *tenants) dropOldest() {
 	}
 	if oldest != nil {
 		delete(t.byName, oldest.name)
+		oldest.cache.close()
 	}
 }
 
@@ -73,6 +74,7 @@ func (t *tenants) dropIdle(now time.Time) int {
 	for name, s := range t.byName {
 		if now.UnixMilli()-s.seen.Load() > t.idle.Milliseconds() {
 			delete(t.byName, name)
+			s.cache.close()
 			dropped++
 		}
 	}

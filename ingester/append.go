@@ -148,8 +148,9 @@ func (w *write) flush() error {
 }
 
 // create waits until no other request has made series whose records are not in the
-// WAL yet, and holds others off until commit. Requests whose series are all known by
-// reference never come here: references are handed out after the commit.
+// WAL yet, or found a place for late samples that are not committed, and holds others
+// off until commit. Requests whose series are all known by reference and whose samples
+// come in order never come here: references are handed out after the commit.
 func (w *write) create() error {
 	if w.creating {
 		return nil
@@ -290,6 +291,12 @@ const (
 // put appends one sample. In-order samples go straight in; for others it first
 // looks whether that moment is taken: TSDB would let a second value in silently.
 func (w *write) put(e *series.Entry, st, at int64, v float64, h *histogram.Histogram, fh *histogram.FloatHistogram) (verdict, error) {
+	if threshold, ok := zeroThreshold(h, fh); !ok {
+		w.count(e, series.ReasonInvalidHistogram, func() string {
+			return fmt.Sprintf("native histogram at %s: its zero threshold is %v", formatTime(at), threshold)
+		})
+		return refused, nil
+	}
 	err := w.try(e, st, at, v, h, fh, true)
 	switch {
 	case err == nil:
@@ -302,6 +309,19 @@ func (w *write) put(e *series.Entry, st, at int64, v float64, h *histogram.Histo
 		return w.putLate(e, st, at, v, h, fh)
 	}
 	return w.refuse(e, at, err)
+}
+
+// zeroThreshold tells whether a histogram's zero bucket has a width that can be.
+// Prometheus does not check it, and adding two histograms one of which has NaN there
+// never ends.
+func zeroThreshold(h *histogram.Histogram, fh *histogram.FloatHistogram) (threshold float64, ok bool) {
+	switch {
+	case h != nil:
+		threshold = h.ZeroThreshold
+	case fh != nil:
+		threshold = fh.ZeroThreshold
+	}
+	return threshold, threshold >= 0 && !math.IsInf(threshold, 1)
 }
 
 // try calls the appender, and once more with labels where the head does not know
@@ -324,6 +344,11 @@ func (w *write) try(e *series.Entry, st, at int64, v float64, h *histogram.Histo
 func (w *write) putLate(e *series.Entry, st, at int64, v float64, h *histogram.Histogram, fh *histogram.FloatHistogram) (verdict, error) {
 	if newest := w.t.db.Head().MaxTime(); at < newest-w.t.owner.cfg.LateWindow.Milliseconds() {
 		return w.refuseTooOld(e, at), nil
+	}
+	// One at a time from the look-up to the commit: two requests that both find the
+	// moment free would both be acknowledged.
+	if err := w.create(); err != nil {
+		return refused, err
 	}
 	if w.ref == 0 { // the first attempt created the series
 		if err := w.identifyByLabels(e); err != nil {

@@ -585,6 +585,18 @@ func TestHistograms(t *testing.T) {
 	require.Equal(t, map[string][]string{`{__name__="fh"}`: {"0:fh4"}}, w.read("a", named("fh")))
 }
 
+// A zero bucket that is not a number makes Prometheus' engine add for ever.
+func TestHistogramsWithImpossibleZeroThreshold(t *testing.T) {
+	w := newWorld(t, nil)
+	for _, threshold := range []float64{math.NaN(), -1, math.Inf(1)} {
+		h := &histogram.Histogram{Count: 3, Sum: 1, Schema: 3, ZeroThreshold: threshold, PositiveSpans: []histogram.Span{{Length: 1}}, PositiveBuckets: []int64{3}}
+		res := w.append("a", new(batch).
+			histogram(bytesOf("__name__", "h"), series.Histogram{T: at(0), H: h}).
+			histogram(bytesOf("__name__", "fh"), series.Histogram{T: at(0), FH: h.ToFloat(nil)}))
+		require.Equal(t, map[series.Reason]int{series.ReasonInvalidHistogram: 2}, counts(&res.Refused), threshold)
+	}
+}
+
 func TestStartTimestampsAreKept(t *testing.T) {
 	w := newWorld(t, nil)
 	x := bytesOf("__name__", "x_total")

@@ -11,7 +11,8 @@ type metrics struct {
 	late           prometheus.Counter
 	uploads        prometheus.Counter
 	uploadFailures prometheus.Counter
-	blocksSetAside prometheus.Counter
+	damagedBlocks  prometheus.Counter
+	setAside       prometheus.Counter
 	walDamage      *prometheus.CounterVec
 	walLost        *prometheus.CounterVec
 }
@@ -30,9 +31,13 @@ func newMetrics(reg prometheus.Registerer, i *Ingester) *metrics {
 			Name: "varve_ingester_block_upload_failures_total",
 			Help: "Block uploads that failed; they are tried again.",
 		}),
-		blocksSetAside: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "varve_ingester_blocks_set_aside_total",
-			Help: "Local blocks that could not be opened and were moved to the folder damaged-blocks.",
+		damagedBlocks: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "varve_ingester_damaged_blocks_total",
+			Help: "Blocks not uploaded as they cannot be read to their end; counted in each round.",
+		}),
+		setAside: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "varve_ingester_set_aside_total",
+			Help: "Blocks and head chunks that could not be opened and were moved to the tenant's folder set-aside.",
 		}),
 		walDamage: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_ingester_wal_damage_total",
@@ -48,7 +53,7 @@ func newMetrics(reg prometheus.Registerer, i *Ingester) *metrics {
 		m.walLost.WithLabelValues(string(kind))
 	}
 	if reg != nil {
-		reg.MustRegister(m.late, m.uploads, m.uploadFailures, m.blocksSetAside, m.walDamage, m.walLost, &state{i})
+		reg.MustRegister(m.late, m.uploads, m.uploadFailures, m.damagedBlocks, m.setAside, m.walDamage, m.walLost, &state{i})
 	}
 	return m
 }

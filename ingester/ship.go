@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/tsdb"
+	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/tsdb/fileutil"
+	"github.com/prometheus/prometheus/tsdb/index"
 
 	"github.com/varvedb/varve/pkg/bucket"
 	"github.com/varvedb/varve/pkg/series"
@@ -112,6 +115,11 @@ func (t *tenantDB) ship(ctx context.Context) error {
 			return errors.Join(append(errs, err)...)
 		}
 		started := time.Now()
+		if err := verify(b); err != nil {
+			t.owner.metrics.damagedBlocks.Inc()
+			errs = append(errs, fmt.Errorf("block %s of tenant %s is damaged and not uploaded: %w", id, t.name, err))
+			continue
+		}
 		if err := t.upload(ctx, b); err != nil {
 			t.owner.metrics.uploadFailures.Inc()
 			errs = append(errs, fmt.Errorf("upload block %s of tenant %s: %w", id, t.name, err))
@@ -125,6 +133,39 @@ func (t *tenantDB) ship(ctx context.Context) error {
 		t.log.Info("block uploaded", "block", id, "from", formatTime(b.MinTime()), "to", formatTime(b.MaxTime()), "series", b.Meta().Stats.NumSeries, "samples", b.Meta().Stats.NumSamples, "took", time.Since(started).Round(time.Millisecond))
 	}
 	return errors.Join(errs...)
+}
+
+// verify reads a block to its end: what is damaged on this disk must not become the
+// only copy in the bucket. Chunks carry checksums, which reading them checks.
+func verify(b *tsdb.Block) error {
+	ix, err := b.Index()
+	if err != nil {
+		return err
+	}
+	defer ix.Close()
+	reader, err := b.Chunks()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	name, value := index.AllPostingsKey()
+	postings, err := ix.Postings(context.Background(), name, value)
+	if err != nil {
+		return err
+	}
+	var builder labels.ScratchBuilder
+	var metas []chunks.Meta
+	for postings.Next() {
+		if err := ix.Series(postings.At(), &builder, &metas); err != nil {
+			return err
+		}
+		for _, m := range metas {
+			if _, _, err := reader.ChunkOrIterable(m); err != nil {
+				return err
+			}
+		}
+	}
+	return postings.Err()
 }
 
 // upload gives a block the time that a slow bucket needs and no more, so that one

@@ -184,7 +184,7 @@ func TestDamagedLocalBlockIsSetAside(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(dir, name, "index"), 10))
 	w.start()
 	require.Empty(t, blockDirs(dir))
-	require.DirExists(t, filepath.Join(dir, damagedBlocksDir, name))
+	require.DirExists(t, filepath.Join(dir, damagedDir, name))
 	require.Equal(t, []string{"3600:2"}, w.read("a", named("x"))[`{__name__="x"}`])
 }
 
@@ -200,4 +200,43 @@ func TestShippedListThatCannotBeReadOnlyCostsUploads(t *testing.T) {
 	document, err := os.ReadFile(filepath.Join(w.tenants["a"].dir, shippedFile))
 	require.NoError(t, err)
 	require.True(t, json.Valid(document))
+}
+
+func TestDamagedBlockIsNotUploaded(t *testing.T) {
+	w := newWorld(t, nil)
+	bkt := &failing{Bucket: w.bkt, down: true}
+	w.bucket = bkt
+	w.append("a", new(batch).floats(bytesOf("__name__", "x"), sampleAt(0, 1)))
+	require.Error(t, w.Flush(context.Background()))
+	segment := filepath.Join(w.tenants["a"].dir, blockDirs(w.tenants["a"].dir)[0], "chunks", "000001")
+	content, err := os.ReadFile(segment)
+	require.NoError(t, err)
+	content[len(content)-6] ^= 1
+	require.NoError(t, os.WriteFile(segment, content, 0o666))
+	bkt.down = false
+	w.Maintain(context.Background())
+	require.Empty(t, w.metas())
+	require.Equal(t, 1, w.tenants["a"].pendingUploads(), "it is not forgotten")
+}
+
+// Case IN-02: what the head's chunk files hold is in the WAL, too.
+func TestDamagedHeadChunks(t *testing.T) {
+	w := newWorld(t, nil)
+	b := new(batch)
+	for i := range 400 {
+		b.floats(bytesOf("__name__", "x"), sampleAt(time.Duration(i)*time.Second, float64(i)))
+	}
+	w.append("a", b)
+	w.tenants["a"].db.ForceHeadMMap()
+	before := w.read("a", named("x"))
+	require.NoError(t, w.Close())
+	files, err := filepath.Glob(filepath.Join(w.cfg.Dir, "a", "chunks_head", "*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	content, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	content[0] ^= 1 // its magic number
+	require.NoError(t, os.WriteFile(files[0], content, 0o666))
+	w.start()
+	require.Equal(t, before, w.read("a", named("x")))
 }

@@ -20,14 +20,17 @@ import (
 	"github.com/prometheus/prometheus/tsdb"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
+	"github.com/prometheus/prometheus/tsdb/fileutil"
 	"github.com/prometheus/prometheus/util/compression"
+	"golang.org/x/sys/unix"
 
 	"github.com/varvedb/varve/ingester/walrepair"
 	"github.com/varvedb/varve/pkg/series"
 )
 
-// damagedBlocksDir keeps blocks that could not be opened, below the tenant's folder.
-const damagedBlocksDir = "damaged-blocks"
+// damagedDir keeps blocks and head chunks that could not be opened, below the
+// tenant's folder. (What walrepair replaces is in a folder of its own.)
+const damagedDir = "set-aside"
 
 // tenantDB is one tenant's part of the ingester: its TSDB, its metadata, and what of
 // it is in the bucket already. It is dormant while db is nil: then it has metadata
@@ -193,7 +196,13 @@ func (t *tenantDB) open() (*tsdb.DB, *prometheus.Registry, error) {
 		return nil, nil, series.Errorf(series.Unavailable, "repair tenant %s: %w", t.name, err)
 	}
 	reg := prometheus.NewRegistry()
-	db, err := tsdb.Open(t.dir, slog.New(&walWatch{t.log.Handler(), t}), reg, t.options(), nil)
+	log := slog.New(&walWatch{t.log.Handler(), t})
+	db, err := tsdb.Open(t.dir, log, reg, t.options(), nil)
+	if err != nil && !isSystemError(err) && t.setAside("chunks_head", err) == nil {
+		// All that the head's chunk files hold is in the logs as well.
+		reg = prometheus.NewRegistry()
+		db, err = tsdb.Open(t.dir, log, reg, t.options(), nil)
+	}
 	if err != nil {
 		return nil, nil, series.Errorf(series.Unavailable, "open tenant %s: %w", t.name, err)
 	}
@@ -241,24 +250,41 @@ func (t *tenantDB) repair() error {
 	return nil
 }
 
-// checkBlock opens a local block and sets it aside if that fails.
+// checkBlock opens a local block and sets it aside if it is damaged.
 func (t *tenantDB) checkBlock(name string) error {
-	dir := filepath.Join(t.dir, name)
-	block, err := tsdb.OpenBlock(t.log, dir, nil, nil)
-	if err == nil {
+	block, err := tsdb.OpenBlock(t.log, filepath.Join(t.dir, name), nil, nil)
+	switch {
+	case err == nil:
 		return block.Close()
+	case isSystemError(err):
+		return fmt.Errorf("open block %s: %w", name, err)
 	}
-	aside := filepath.Join(t.dir, damagedBlocksDir, name)
-	t.log.Error("local block cannot be opened and is set aside", "block", name, "aside", aside, "err", err)
-	t.owner.metrics.blocksSetAside.Inc()
+	return t.setAside(name, err)
+}
+
+// isSystemError tells what the machine lacks from what a file has wrong with it.
+func isSystemError(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EACCES, unix.EPERM, unix.EROFS, context.Canceled} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// setAside moves a part of the tenant's folder that cannot be read out of the way.
+func (t *tenantDB) setAside(name string, why error) error {
+	aside := filepath.Join(t.dir, damagedDir, name)
+	t.log.Error("what cannot be opened is set aside", "name", name, "aside", aside, "err", why)
+	t.owner.metrics.setAside.Inc()
 	if err := os.MkdirAll(filepath.Dir(aside), 0o777); err != nil {
-		return fmt.Errorf("make folder for damaged blocks: %w", err)
+		return fmt.Errorf("make folder for what is damaged: %w", err)
 	}
 	if err := os.RemoveAll(aside); err != nil {
-		return fmt.Errorf("make room for damaged block: %w", err)
+		return fmt.Errorf("make room for what is damaged: %w", err)
 	}
-	if err := os.Rename(dir, aside); err != nil {
-		return fmt.Errorf("set damaged block aside: %w", err)
+	if err := fileutil.Rename(filepath.Join(t.dir, name), aside); err != nil {
+		return fmt.Errorf("set %s aside: %w", name, err)
 	}
 	return nil
 }

@@ -38,12 +38,16 @@ func readConfigFile(path string) (*configFile, error) {
 		return nil, fmt.Errorf("read config file: %w", err)
 	}
 	c := &configFile{path: path, text: string(text), values: map[string]configValue{}}
-	var document yaml.Node
-	switch err := yaml.NewDecoder(bytes.NewReader(text)).Decode(&document); {
+	var document, second yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	switch err := decoder.Decode(&document); {
 	case errors.Is(err, io.EOF):
 		return c, nil
 	case err != nil:
 		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	if decoder.Decode(&second) == nil {
+		return nil, fmt.Errorf("%s line %d: a second document begins, one is read", path, second.Line)
 	}
 	if err := c.flatten("", document.Content[0]); err != nil {
 		return nil, err

@@ -62,6 +62,7 @@ func TestConfigFileFaultsNameThePlace(t *testing.T) {
 		"a key that stands twice": {"http.listen: :1\nhttp:\n  listen: :2\n", "varve.yaml line 3: http.listen stands in line 1 already"},
 		"a value of a wrong kind": {"ingester:\n  late-window: many\n", "ingester.late-window"},
 		"a list of maps":          {"write:\n  otlp-promote: [{a: b}]\n", "varve.yaml line 2: the items of write.otlp-promote must be plain values"},
+		"a second document":       {"http: {listen: a}\n---\nfoo: 1\n", "a second document begins"},
 		"no YAML":                 {"http: [", "parse"},
 		"a list at the top":       {"- a\n", "varve.yaml line 1: want keys and values"},
 	} {

@@ -145,6 +145,11 @@ func (c *Cursor) ref(msg []byte, i int) int {
 		c.fail(msg, i, varintError(next))
 		return next
 	}
+	if len(c.refs) == cap(c.refs) {
+		if !c.spend(2 * refBytes * len(c.refs)) { // what append is about to take
+			return -1
+		}
+	}
 	c.refs = append(c.refs, uint32(v))
 	return next
 }
