@@ -47,7 +47,8 @@ func (q *Querier) routes(api http.Handler) map[string]*endpoint {
 	}
 	add(api, q.queries, both, "/query", "/query_range", "/query_exemplars", "/labels", "/series")
 	add(api, q.queries, get, labelValues)
-	add(api, nil, both, "/format_query", "/parse_query", "/search/metric_names", "/search/label_names", "/search/label_values")
+	add(api, q.queries, both, "/format_query", "/parse_query")
+	add(api, nil, both, "/search/metric_names", "/search/label_names", "/search/label_values")
 	add(api, nil, get, "/scrape_pools", "/scrape_pools/config", "/targets", "/targets/metadata", "/targets/relabel_steps",
 		"/alertmanagers", "/alerts", "/rules", "/features", "/notifications", "/notifications/live", "/openapi.yaml",
 		"/status/runtimeinfo", "/status/flags", "/status/self_metrics", "/status/walreplay")
@@ -177,6 +178,9 @@ func (q *Querier) prepare(w *patientWriter, r *http.Request, e *endpoint) (conte
 	}
 	if err := r.ParseForm(); err != nil {
 		return nil, series.Errorf(series.Invalid, "parse form: %w", err)
+	}
+	if err := checkQueries(r.Form); err != nil {
+		return nil, err
 	}
 	if s := r.Form.Get("partial_response"); s != "" {
 		partial, err := strconv.ParseBool(s)
