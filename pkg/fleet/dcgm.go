@@ -407,7 +407,7 @@ func (s *dcgmSource) health(g *reading, watch string) float64 {
 	if !x.active(g.t) {
 		return 0
 	}
-	bad := map[failureKind]string{MemoryError: "MEM", Thermal: "THERMAL", CoolantLoss: "THERMAL", LinkError: "NVLINK", NarrowLink: "PCIE", Firmware: "DRIVER"}[x.Kind]
+	bad := map[FailureKind]string{MemoryError: "MEM", Thermal: "THERMAL", CoolantLoss: "THERMAL", LinkError: "NVLINK", NarrowLink: "PCIE", Firmware: "DRIVER"}[x.Kind]
 	switch {
 	case watch != bad && watch != "ALL":
 		return 0

@@ -1,12 +1,12 @@
 package fleet
 
-// failureKind is the signature by which a fault shows in the metrics.
-type failureKind uint8
+// FailureKind is the signature by which a fault shows in the metrics.
+type FailureKind uint8
 
 const (
 	// OffTheBus: XID 79. The scrape slows for ten minutes, then the GPU's series end;
 	// its seven neighbours go on.
-	OffTheBus failureKind = iota + 1
+	OffTheBus FailureKind = iota + 1
 	// MemoryError: XID 48, 63, 64, 94 or 95 and a remapped row.
 	MemoryError
 	// Thermal: the memory's temperature climbs, clocks fall, no XID.
@@ -28,11 +28,11 @@ const (
 var failureNames = [...]string{"", "off_the_bus", "memory_error", "thermal", "link_error", "firmware", "node_lost", "hang", "narrow_link", "coolant_loss"}
 
 // String returns the kind's name.
-func (k failureKind) String() string { return failureNames[k] }
+func (k FailureKind) String() string { return failureNames[k] }
 
 // Failure is one fault of a node or of one of its GPUs.
 type Failure struct {
-	Kind     failureKind
+	Kind     FailureKind
 	GPU      int // -1: the whole node
 	At       int64
 	Until    int64 // repaired; the node reboots then, except after a hang

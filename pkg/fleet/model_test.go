@@ -310,48 +310,62 @@ func TestEnergyIsTheIntegralOfPower(t *testing.T) {
 func TestCountersOnlyFallWhenTheDriverIsLoaded(t *testing.T) {
 	f := testFleet(t, func(c *Config) {
 		busy(c)
-		c.Nodes, c.Clusters, c.MIG, c.Sentinels = 4, 1, 0, 0
-		c.Cooling, c.Training, c.Inferring, c.EXP, c.HostInfra, c.Outages = false, false, false, false, 0, false
-		c.ScrapeInterval = 5 * time.Minute
+		c.Nodes, c.Clusters, c.MIG, c.Sentinels, c.Failures, c.Outages = 100, 1, 0, 0, 10, false
+		c.ScrapeInterval = 2 * time.Minute
 	})
-	from, to := someDay, someDay+3*day
-	c := collect(f, NodeTarget, from, to)
-	loads := map[string][]int64{}
-	for i := range f.nodes {
-		n := &f.nodes[i]
-		for at := from; at < to; {
-			d, v := f.driverAt(n, at)
-			loads[n.Name] = append(loads[n.Name], d.loaded)
-			_, v2 := f.failureAt(n, at)
-			at = v.and(v2).to
-		}
-	}
-	persistent := func(name string) bool {
-		return strings.Contains(name, "_AGG_") || strings.Contains(name, "REMAPPED") || strings.Contains(name, "RETIRED")
-	}
+	// Around one failure of each kind and its repair, and around a driver upgrade.
+	seen := map[FailureKind]bool{}
 	falls := 0
+	for _, x := range f.Failures(someDay, someDay+60*day) {
+		if seen[x.Kind] || x.Until-x.At > 13*hour {
+			continue
+		}
+		seen[x.Kind] = true
+		falls += checkFalls(t, f, f.Node(x.Node), x.At-hour, x.Until+2*hour)
+	}
+	if len(seen) < 7 {
+		t.Errorf("failures of %d kinds were seen, want 7 at least", len(seen))
+	}
+	n := &f.nodes[0]
+	upgrade := f.driverUpgrade(n, f.upgradesBefore(n, someDay))
+	falls += checkFalls(t, f, n, upgrade-hour, upgrade+hour)
+	if falls < 50 {
+		t.Errorf("%d counters were ever reset: the test saw too few driver loads", falls)
+	}
+}
+
+// checkFalls scrapes n and counts the falls of counters. They must fall together
+// with a driver load, and those that belong to the board not even then.
+func checkFalls(t *testing.T, f *Fleet, n *Node, from, to int64) (falls int) {
+	t.Helper()
+	c := scrapeRange(f, f.Target("/node/"+n.Name+"/metrics"), from, to)
+	loads := map[int64]bool{}
+	for at := from; at < to; at += minute {
+		d, _ := f.driverAt(n, at)
+		loads[d.loaded] = true
+	}
 	for _, m := range f.metrics.old {
 		if m.kind != counter || m.class == Noisy {
 			continue
 		}
-		nodes := map[string]string{}
-		c.each(m.name, func(ls series.LabelBytes, _ []point) { nodes[string(ls.Get("UUID"))] = string(ls.Get("node")) })
+		persistent := strings.Contains(m.name, "_AGG_") || strings.Contains(m.name, "REMAPPED") || strings.Contains(m.name, "RETIRED")
 		for id, ps := range byGPU(c, m.name) {
 			for i := 1; i < len(ps); i++ {
 				if ps[i].v >= ps[i-1].v {
 					continue
 				}
 				falls++
-				reloaded := slices.ContainsFunc(loads[nodes[id]], func(at int64) bool { return at > ps[i-1].t-5*minute && at <= ps[i].t })
-				if persistent(m.name) || !reloaded {
-					t.Errorf("%s of %s falls from %v to %v at %d; driver loads %v", m.name, id, ps[i-1].v, ps[i].v, ps[i].t, loads[nodes[id]])
+				reloaded := false
+				for at := range loads {
+					reloaded = reloaded || at > ps[i-1].t && at <= ps[i].t
+				}
+				if persistent || !reloaded {
+					t.Errorf("%s of %s on %s falls from %v to %v between %d and %d; the driver was loaded at %v", m.name, id, n.Name, ps[i-1].v, ps[i].v, ps[i-1].t, ps[i].t, loads)
 				}
 			}
 		}
 	}
-	if falls == 0 {
-		t.Error("no counter was ever reset: the test saw no driver load")
-	}
+	return falls
 }
 
 func TestValuesAreHeldBetweenCollections(t *testing.T) {
@@ -582,7 +596,7 @@ func TestMIGInstancesReuseIdsForOtherProfiles(t *testing.T) {
 
 // failureOf looks for a failure of the kind and hands its node's fleet and itself to
 // check.
-func failureOf(t *testing.T, kind failureKind, check func(t *testing.T, f *Fleet, tg *Target, x Failure)) {
+func failureOf(t *testing.T, kind FailureKind, check func(t *testing.T, f *Fleet, tg *Target, x Failure)) {
 	t.Run(kind.String(), func(t *testing.T) {
 		f := testFleet(t, func(c *Config) {
 			c.Nodes, c.Profile, c.EXP, c.Failures, c.MIG = 200, H100Full, true, 10, 0
@@ -874,7 +888,6 @@ func TestOutagesOfTwins(t *testing.T) {
 	tg := &f.targets[0]
 	down, late, offsets := 0, int64(0), map[int64]bool{}
 	s := f.NewScraper(tg, 0, someDay)
-	c := &counting{}
 	last := s.At()
 	for s.At() < someDay+60*day {
 		at := s.At()
@@ -890,10 +903,8 @@ func TestOutagesOfTwins(t *testing.T) {
 		if s.SentAt() < at {
 			t.Fatalf("the scrape at %d is sent at %d", at, s.SentAt())
 		}
-		s.total = 0
 		s.advance() // what it scrapes does not matter here
 	}
-	_ = c
 	if down < 3 || down > 6 {
 		t.Errorf("%d outages of ten minutes in 60 days, want one in two weeks", down)
 	}
