@@ -15,6 +15,6 @@ done
 echo
 echo "Varve is at http://$listen - add it to Grafana as a Prometheus data source. Ctrl-C ends the demo."
 echo
-./bin/fleetgen load --url "http://$listen/api/v1/write" --nodes "${NODES:-16}" --twins --from -6h --live &
+./bin/fleetgen load --url "http://$listen/api/v1/write" --nodes="${NODES:-16}" --twins --from=-6h &
 fleet=$!
 wait "$varve"

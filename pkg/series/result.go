@@ -18,7 +18,6 @@ const (
 	ReasonInvalidUTF8    Reason = "invalid_utf8"
 	ReasonTooManyLabels  Reason = "too_many_labels"
 	ReasonLabelTooLong   Reason = "label_too_long"
-	ReasonReservedLabel  Reason = "reserved_label"
 
 	// About a sample.
 	ReasonTooFarInFuture   Reason = "too_far_in_future"
