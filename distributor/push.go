@@ -51,13 +51,12 @@ type request struct {
 	protocol remotewrite.Protocol
 
 	// What the distributor itself refuses and drops, and what it counts.
-	own         series.Appended
-	received    int // samples and histograms
-	predicted   int
-	hashed      int
-	missed      int
-	badStarts   int
-	description string // of OTLP data points refused before conversion
+	own       series.Appended
+	received  int // samples and histograms
+	predicted int
+	hashed    int
+	missed    int
+	badStarts int
 }
 
 // Buffers above these sizes are not kept for the next request.
@@ -94,7 +93,7 @@ func (d *Distributor) end(q *request) {
 	clear(q.handed)
 	q.entries, q.handed, q.last = q.entries[:0], q.handed[:0], nil
 	q.own.Reset()
-	q.received, q.predicted, q.hashed, q.missed, q.badStarts, q.description = 0, 0, 0, 0, 0, ""
+	q.received, q.predicted, q.hashed, q.missed, q.badStarts = 0, 0, 0, 0, 0
 	d.requests.Put(q)
 }
 
