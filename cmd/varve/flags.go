@@ -192,6 +192,7 @@ func (f *flags) distributorConfig() distributor.Config {
 	c.DefaultTenant = f.tenantFallback()
 	c.MaxBodyBytes = int(f.Write.MaxBody)
 	c.MaxDecodedBytes = int(f.Write.MaxDecoded)
+	c.MaxRequestBytes = max(c.MaxRequestBytes, c.MaxDecodedBytes)
 	c.MaxInflightBytes = int64(f.Write.MaxInflight)
 	c.FutureTolerance = f.Write.FutureTolerance
 	c.PromoteResourceAttributes = f.Write.OTLPPromote
