@@ -267,7 +267,7 @@ func TestLoadIsBounded(t *testing.T) {
 		var calls sync.Once
 		ctx, cancel := context.WithCancel(t.Context())
 		_, url := newStore(t, func(int) (int, http.Header) { calls.Do(cancel); return 503, nil })
-		r := runLoad(t, ctx, "--url", url, "--nodes", "4", "--from", begin)
+		r := runLoad(t, ctx, "--url", url, "--nodes", "4", "--from", begin, "--no-metadata")
 		if r.Accepted != 0 || r.Unknown != r.Sent || r.Sent == 0 {
 			t.Errorf("%d were sent, %d accepted, %d unanswered", r.Sent, r.Accepted, r.Unknown)
 		}
