@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"net/http/httptest"
 	"os"
@@ -27,6 +28,7 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
+	"github.com/prometheus/prometheus/tsdb/index"
 	"github.com/prometheus/prometheus/util/annotations"
 	"github.com/thanos-io/objstore"
 	"github.com/thanos-io/objstore/providers/s3"
@@ -382,7 +384,7 @@ func withoutSizes(meta map[string]any) { delete(meta["thanos"].(map[string]any),
 func TestDamagedBlockIsSetAsideWithItsReason(t *testing.T) {
 	cases := map[string]struct {
 		damage func(t *testing.T, bkt objstore.Bucket, id ulid.ULID)
-		reason string // empty: it shows only when samples are read
+		reason string
 		kind   series.Kind
 	}{
 		"its chunk segment is deleted": {func(t *testing.T, bkt objstore.Bucket, id ulid.ULID) {
@@ -429,13 +431,18 @@ func TestDamagedBlockIsSetAsideWithItsReason(t *testing.T) {
 		"no sizes are listed and the chunk segment is cut short": {func(t *testing.T, bkt objstore.Bucket, id ulid.ULID) {
 			editMeta(t, bkt, id, withoutSizes)
 			truncated(t, bkt, id, "chunks/000001", 20)
-		}, "", series.Corrupt},
+		}, "damaged_inside", series.Corrupt},
 		"a byte of a chunk is another": {func(t *testing.T, bkt objstore.Bucket, id ulid.ULID) {
 			content := get(t, bkt, object(id, "chunks/000001"))
 			content = slices.Clone(content)
 			content[len(content)-30] ^= 0xff
 			put(t, bkt, object(id, "chunks/000001"), content)
-		}, "", series.Corrupt},
+		}, "damaged_inside", series.Corrupt},
+		"a byte of a series in its index is another": {func(t *testing.T, bkt objstore.Bucket, id ulid.ULID) {
+			content := slices.Clone(get(t, bkt, object(id, "index")))
+			content[seriesIn(t, content)+3] ^= 0xff
+			put(t, bkt, object(id, "index"), content)
+		}, "damaged_inside", series.Corrupt},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -455,8 +462,11 @@ func TestDamagedBlockIsSetAsideWithItsReason(t *testing.T) {
 					}
 					wantSamples(t, s, 0, hour-1, 2*120)
 					wantSamples(t, s, 2*hour, 3*hour, 2*120)
-					if c.reason == "" {
-						return
+					if c.reason == "damaged_inside" {
+						// A copy may be to blame, the one that replaces it is not.
+						if _, _, err := samples(t.Context(), s.store, 0, 3*hour, nil); series.KindOf(err) != c.kind {
+							t.Errorf("another query of its range: error %v, want one of kind %s", err, c.kind)
+						}
 					}
 					if got := s.metric(t, "varve_blocks_set_aside", c.reason); got != 1 {
 						t.Errorf("%g blocks are set aside for %s, want 1", got, c.reason)
@@ -477,6 +487,56 @@ func TestDamagedBlockIsSetAsideWithItsReason(t *testing.T) {
 					}
 				})
 			}
+		})
+	}
+}
+
+// seriesIn returns where the first series of an index is.
+func seriesIn(t *testing.T, content []byte) uint64 {
+	t.Helper()
+	toc, err := index.NewTOCFromByteSlice(byteSlice(content))
+	must(t, err)
+	return (toc.Series + 15) / 16 * 16
+}
+
+type byteSlice []byte
+
+func (b byteSlice) Len() int                    { return len(b) }
+func (b byteSlice) Range(start, end int) []byte { return b[start:end] }
+
+func TestDamageThatQueriesFindIsLoggedAndCountedOnceUntilTheBlockIsRepaired(t *testing.T) {
+	for where, make := range map[string]func(*testing.T) *setting{"in place": local, "by copies": inMemory} {
+		t.Run(where, func(t *testing.T) {
+			s := make(t)
+			var log bytes.Buffer
+			s.options.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			s.open(t)
+			id := blocktest.Upload(t, s.bkt, tenantName, blocktest.Write(t, hourOf(0)))
+			whole := slices.Clone(get(t, s.bkt, object(id, "chunks/000001")))
+			damaged := slices.Clone(whole)
+			damaged[len(damaged)-30] ^= 0xff
+			put(t, s.bkt, object(id, "chunks/000001"), damaged)
+			for range 4 {
+				if _, _, err := samples(t.Context(), s.store, 0, hour, nil); series.KindOf(err) != series.Corrupt {
+					t.Fatalf("got %v, want an error of kind corrupt", err)
+				}
+				s.advance(2 * time.Minute)
+				s.refresh(t)
+			}
+			findings := 1.
+			if where == "by copies" {
+				findings = 2 // the first copy, and the one after it
+			}
+			if got := s.metric(t, "varve_blocks_damage_total", ""); got != findings {
+				t.Errorf("damage is counted %g times, want %g", got, findings)
+			}
+			if got := strings.Count(log.String(), "block is set aside"); got != 1 {
+				t.Errorf("it is logged %d times that the block is set aside, want 1: %s", got, log.String())
+			}
+			put(t, s.bkt, object(id, "chunks/000001"), append(whole, 0)) // another state of the files, whatever the clock
+			editMeta(t, s.bkt, id, withoutSizes)
+			s.refresh(t)
+			wantSamples(t, s, 0, hour, 2*120)
 		})
 	}
 }
@@ -560,6 +620,17 @@ type faulty struct {
 	objstore.Bucket
 	fail atomic.Bool
 	gate atomic.Pointer[gate] // of Get of chunks
+	// metas, if set, is how many more meta.json can be read; those beyond it wait for
+	// their context's end. lists counts the listings of folders, by folder.
+	metas *atomic.Int64
+	mu    sync.Mutex
+	lists map[string]int
+}
+
+func (f *faulty) listings(tenant string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lists[tenant+"/"]
 }
 
 type gate struct {
@@ -573,12 +644,22 @@ func (f *faulty) Iter(ctx context.Context, dir string, each func(string) error, 
 	if f.fail.Load() {
 		return errDown
 	}
+	f.mu.Lock()
+	if f.lists == nil {
+		f.lists = map[string]int{}
+	}
+	f.lists[dir]++
+	f.mu.Unlock()
 	return f.Bucket.Iter(ctx, dir, each, opts...)
 }
 
 func (f *faulty) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	if f.fail.Load() {
 		return nil, errDown
+	}
+	if f.metas != nil && strings.HasSuffix(name, "/meta.json") && f.metas.Add(-1) < 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	if g := f.gate.Load(); g != nil && strings.Contains(name, "/chunks/") {
 		select {
@@ -616,6 +697,154 @@ func TestListServesWhileTheBucketIsDownUpToItsBound(t *testing.T) {
 	bkt.fail.Store(false)
 	s.advance(time.Minute)
 	wantSamples(t, s, 0, hour, 2*120)
+}
+
+// A first list that takes longer than one reading may is complete after some.
+func TestListContinuesWhereAFailedReadingEnded(t *testing.T) {
+	bkt := &faulty{Bucket: objstore.NewInMemBucket(), metas: &atomic.Int64{}}
+	s := newSetting(t, bkt, "")
+	s.cfg.RefreshTimeout, s.cfg.Concurrency = 50*time.Millisecond, 2
+	s.open(t)
+	for h := range int64(5) {
+		blocktest.Upload(t, bkt, tenantName, blocktest.Write(t, hourOf(h*hour)))
+	}
+	readings := 0
+	for ; ; readings++ {
+		bkt.metas.Store(2)
+		n, _, err := samples(t.Context(), s.store, 0, 5*hour, nil)
+		if err == nil && n == 5*2*120 {
+			break
+		}
+		if series.KindOf(err) != series.Unavailable || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "of 5 blocks") {
+			t.Fatalf("reading %d: got %d samples, error %v of kind %s; want unavailable for want of time", readings+1, n, err, series.KindOf(err))
+		}
+		if readings == 50 {
+			t.Fatalf("after %d readings there is no list: %v", readings, err)
+		}
+		s.advance(time.Minute)
+	}
+	if readings < 2 {
+		t.Errorf("5 blocks were inspected in %d readings of 2 at most", readings+1)
+	}
+}
+
+func TestListIsReadOnWhenItsQueryEnds(t *testing.T) {
+	bkt := &faulty{Bucket: objstore.NewInMemBucket()}
+	s := newSetting(t, bkt, "")
+	blocktest.Upload(t, bkt, tenantName, blocktest.Write(t, hourOf(0)))
+	blocked := &blockedLists{Bucket: bkt, entered: make(chan struct{}), open: make(chan struct{})}
+	s.options.Bucket = blocked
+	s.open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, _, err := samples(ctx, s.store, 0, hour, nil)
+		gone <- err
+	}()
+	<-blocked.entered
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("the query that ended got %v", err)
+	}
+	close(blocked.open)
+	wantSamples(t, s, 0, hour, 2*120)
+	if got := bkt.listings(tenantName); got != 1 {
+		t.Errorf("the folder was listed %d times, want 1", got)
+	}
+	if got := s.metric(t, "varve_blocks_list_failures_total", ""); got != 0 {
+		t.Errorf("%g failures are counted, want 0", got)
+	}
+}
+
+func TestCloseEndsAReadingOfTheList(t *testing.T) {
+	blocked := &blockedLists{Bucket: objstore.NewInMemBucket(), entered: make(chan struct{}), open: make(chan struct{})}
+	s := newSetting(t, blocked, "")
+	gone := make(chan error, 1)
+	go func() {
+		_, _, err := samples(t.Context(), s.store, 0, hour, nil)
+		gone <- err
+	}()
+	<-blocked.entered
+	must(t, s.store.Close())
+	if err := <-gone; series.KindOf(err) != series.Unavailable {
+		t.Errorf("the query got %v, want an error of kind unavailable", err)
+	}
+}
+
+// blockedLists lists nothing until it is opened.
+type blockedLists struct {
+	objstore.Bucket
+	entered, open chan struct{}
+}
+
+func (b *blockedLists) Iter(ctx context.Context, dir string, each func(string) error, opts ...objstore.IterOption) error {
+	for {
+		select {
+		case b.entered <- struct{}{}:
+		case <-b.open:
+			return b.Bucket.Iter(ctx, dir, each, opts...)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Whoever asks for tenants that do not exist causes one listing for each, and no more.
+func TestNamesThatSomebodyMadeUpCostNothingFurther(t *testing.T) {
+	bkt := &faulty{Bucket: objstore.NewInMemBucket()}
+	s := newSetting(t, bkt, "")
+	s.cfg.RefreshInterval, s.cfg.MaxTenants = time.Minute, 10
+	s.open(t)
+	blocktest.Upload(t, bkt, tenantName, blocktest.Write(t, hourOf(0)))
+	wantSamples(t, s, 0, hour, 2*120)
+	ask := func(name string) {
+		t.Helper()
+		if found, err := s.store.Blocks(t.Context(), name); err != nil || len(found) != 0 {
+			t.Fatalf("tenant %s: got %d blocks, error %v", name, len(found), err)
+		}
+	}
+	for i := range 1000 {
+		ask(fmt.Sprint("nobody-", i))
+	}
+	ask("nobody-999")
+	blocks.RefreshAll(s.store)
+	if got := blocks.Tenants(s.store); got > 10 {
+		t.Errorf("%d tenants are kept, want 10 at most", got)
+	}
+	if got := bkt.listings("nobody-999"); got != 1 {
+		t.Errorf("a tenant without blocks was listed %d times, want 1", got)
+	}
+	if got := bkt.listings(tenantName); got != 2 {
+		t.Errorf("the tenant with blocks was listed %d times, want 2: by its query, and to keep it up to date", got)
+	}
+	s.advance(time.Minute + time.Second)
+	ask("nobody-999")
+	if got := bkt.listings("nobody-999"); got != 2 {
+		t.Errorf("after the list was overdue it was listed %d times in all, want 2", got)
+	}
+	s.advance(s.cfg.MaxListAge + time.Second)
+	blocks.RefreshAll(s.store)
+	if got := blocks.Tenants(s.store); got != 1 {
+		t.Errorf("%d tenants are kept when only one has blocks, want 1", got)
+	}
+}
+
+func TestTenantsWithBlocksAreBoundedToo(t *testing.T) {
+	s := inMemory(t)
+	s.cfg.MaxTenants = 2
+	s.open(t)
+	dir := blocktest.Write(t, hourOf(0))
+	for i := range 4 {
+		name := fmt.Sprint("t", i)
+		blocktest.Upload(t, s.bkt, name, dir)
+		s.advance(time.Second)
+		if found, err := s.store.Blocks(t.Context(), name); err != nil || len(found) != 1 {
+			t.Errorf("tenant %s: got %d blocks, error %v; want 1", name, len(found), err)
+		}
+	}
+	if got := blocks.Tenants(s.store); got != 2 {
+		t.Errorf("%d tenants are kept, want 2", got)
+	}
 }
 
 func TestWithoutAnyListQueriesAreUnavailable(t *testing.T) {
@@ -773,6 +1002,10 @@ func TestDamagedCopyIsFetchedAnew(t *testing.T) {
 		s.close(t)
 		zero(t, filepath.Join(s.cache, tenantName, id.String(), "chunks", "000001"), 8)
 		s.open(t)
+		q, _, err := s.store.Querier(t.Context(), tenantName, 0, hour, nil) // uses the copy all the while
+		must(t, err)
+		defer q.Close()
+		must(t, q.Select(t.Context(), true, nil, all).Err())
 		if _, _, err := samples(t.Context(), s.store, 0, hour, nil); series.KindOf(err) != series.Corrupt {
 			t.Fatalf("got %v, want an error of kind corrupt", err)
 		}

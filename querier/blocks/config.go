@@ -10,14 +10,18 @@ import (
 type Config struct {
 	// RefreshInterval is how often a tenant's list of blocks is read anew.
 	RefreshInterval time.Duration
-	// RefreshTimeout bounds one reading of the list.
+	// RefreshTimeout bounds one reading of the list. What it has inspected when it is
+	// over is the next one's start.
 	RefreshTimeout time.Duration
 	// MaxListAge is how old a list may be and still be used, when the bucket cannot be
 	// listed. It must be shorter than ingesters keep blocks after their upload:
 	// else blocks could be in neither place.
 	MaxListAge time.Duration
-	// TenantIdle is how long after a tenant's last query its list is kept up to date.
+	// TenantIdle is how long after a tenant's last query its list is kept up to date,
+	// unless it is empty.
 	TenantIdle time.Duration
+	// MaxTenants bounds the tenants whose lists are kept.
+	MaxTenants int
 	// DeletionDelay is how long after it was marked for deletion a block is still read,
 	// so that what replaces it is surely known. Blocks must stay in the bucket for
 	// longer than DeletionDelay + MaxListAge after they are marked.
@@ -33,8 +37,8 @@ type Config struct {
 	// MaxOpen bounds the blocks that stay open between queries. Each costs some memory
 	// and a few file descriptors.
 	MaxOpen int
-	// Concurrency is the number of requests to the bucket for one list at one time,
-	// MaxDownloads the number of blocks that are fetched at one time.
+	// Concurrency is the number of lists that are read at one time, and of requests to
+	// the bucket for each of them; MaxDownloads the number of blocks that are fetched at one time.
 	Concurrency  int
 	MaxDownloads int
 }
@@ -46,6 +50,7 @@ func DefaultConfig() Config {
 		RefreshTimeout:  time.Minute,
 		MaxListAge:      10 * time.Minute,
 		TenantIdle:      time.Hour,
+		MaxTenants:      10_000,
 		DeletionDelay:   15 * time.Minute,
 		MarkInterval:    10 * time.Minute,
 		CacheBytes:      10 << 30,
@@ -66,6 +71,7 @@ func (c Config) Validate() error {
 		{"refresh timeout", int64(c.RefreshTimeout), 1},
 		{"max list age", int64(c.MaxListAge), int64(c.RefreshInterval)},
 		{"tenant idle", int64(c.TenantIdle), 0},
+		{"max tenants", int64(c.MaxTenants), 1},
 		{"deletion delay", int64(c.DeletionDelay), 0},
 		{"mark interval", int64(c.MarkInterval), 0},
 		{"cache bytes", c.CacheBytes, 0},

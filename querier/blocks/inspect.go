@@ -29,6 +29,7 @@ const (
 	reasonMissing    reason = "file_missing"
 	reasonSize       reason = "file_size"
 	reasonUnreadable reason = "cannot_be_opened"
+	reasonDamaged    reason = "damaged_inside"
 )
 
 // block is what the list knows of one block. It does not change.

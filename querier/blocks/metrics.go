@@ -6,6 +6,7 @@ type counters struct {
 	listFailures     prometheus.Counter
 	downloads        prometheus.Counter
 	downloadFailures prometheus.Counter
+	damage           prometheus.Counter
 }
 
 func newCounters(reg prometheus.Registerer) *counters {
@@ -20,6 +21,7 @@ func newCounters(reg prometheus.Registerer) *counters {
 		listFailures:     counter("varve_blocks_list_failures_total", "Readings of a tenant's list of blocks that failed."),
 		downloads:        counter("varve_blocks_downloads_total", "Blocks fetched from the bucket into the cache."),
 		downloadFailures: counter("varve_blocks_download_failures_total", "Blocks that could not be fetched from the bucket."),
+		damage:           counter("varve_blocks_damage_total", "Blocks, or copies of them, in which a query found damage."),
 	}
 }
 
@@ -33,8 +35,8 @@ var (
 	descMarked   = prometheus.NewDesc("varve_blocks_marked", "Blocks left out because they are marked for deletion.", nil, nil)
 	descOpen     = prometheus.NewDesc("varve_blocks_open", "Blocks that are open now.", nil, nil)
 	descBytes    = prometheus.NewDesc("varve_blocks_cache_bytes", "Bytes of the copies of blocks on local disk.", nil, nil)
-	descOldest   = prometheus.NewDesc("varve_blocks_list_age_seconds", "Age of the oldest list of blocks in use.", nil, nil)
-	everyReason  = []reason{reasonMeta, reasonIdentity, reasonMissing, reasonSize, reasonUnreadable}
+	descOldest   = prometheus.NewDesc("varve_blocks_list_age_seconds", "Age of the oldest list of blocks that is kept up to date.", nil, nil)
+	everyReason  = []reason{reasonMeta, reasonIdentity, reasonMissing, reasonSize, reasonUnreadable, reasonDamaged}
 	descriptions = []*prometheus.Desc{descListed, descAside, descCoarse, descMarked, descOpen, descBytes, descOldest}
 )
 
@@ -56,7 +58,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		if current == nil {
 			continue
 		}
-		age = max(age, now.Sub(current.at).Seconds())
+		if len(current.blocks) > 0 { // empty ones are read when they are asked for
+			age = max(age, now.Sub(current.at).Seconds())
+		}
 		for _, b := range current.blocks {
 			switch {
 			case b.coarse:

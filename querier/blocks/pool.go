@@ -62,6 +62,8 @@ type pool struct {
 	closed  bool
 	unused  *sync.Cond // no references are left
 	refs    int
+	// suspects are the blocks whose last copy was damaged.
+	suspects map[blockKey]struct{}
 }
 
 // entry is a block that is open, or whose copy is on disk, or is being made so.
@@ -72,8 +74,10 @@ type entry struct {
 	block   readable      // nil while closed
 	bytes   int64         // of its copy
 	opening *opening
-	// damaged copies are removed when nobody uses them, to be fetched anew.
+	// damaged entries are for those who use them already: for others the block is
+	// opened anew.
 	damaged atomic.Bool
+	again   bool // the copy before this one was damaged
 }
 
 // opening is one attempt to open a block, shared by all that wait for it.
@@ -87,9 +91,10 @@ type opening struct {
 func newPool(o opener, cfg Config, log *slog.Logger) *pool {
 	p := &pool{
 		opener: o, maxOpen: cfg.MaxOpen, maxBytes: cfg.CacheBytes, log: log,
-		slots:   make(chan struct{}, cfg.MaxDownloads),
-		entries: map[blockKey]*entry{},
-		idle:    list.New(),
+		slots:    make(chan struct{}, cfg.MaxDownloads),
+		entries:  map[blockKey]*entry{},
+		suspects: map[blockKey]struct{}{},
+		idle:     list.New(),
 	}
 	p.unused = sync.NewCond(&p.mu)
 	p.life, p.stop = context.WithCancel(context.Background())
@@ -179,12 +184,13 @@ func (p *pool) start(e *entry, meta *bucket.Meta) *opening {
 		e.bytes = copied
 		if err == nil {
 			e.block = b
-			e.damaged.Store(false)
+			_, e.again = p.suspects[e.key]
+			delete(p.suspects, e.key)
 			p.open++
 		}
 		p.mu.Unlock()
+		p.release(e) // those who wait have references of their own
 		close(o.done)
-		p.release(e)
 	}()
 	return o
 }
@@ -203,6 +209,34 @@ func (p *pool) load(ctx context.Context, e *entry, meta *bucket.Meta) (readable,
 	return p.opener.open(ctx, e.key.tenant, meta)
 }
 
+// blame notes that a reader of e found damage, and takes e and its copy out of the
+// sight of readers to come, if it is the first. own tells that the block itself must be
+// to blame: it has no copy, or this is the second in a row that is damaged.
+func (p *pool) blame(e *entry) (first, own bool) {
+	if e.damaged.Swap(true) {
+		return false, false
+	}
+	p.mu.Lock()
+	own = e.bytes == 0 || e.again
+	if !own {
+		p.suspects[e.key] = struct{}{}
+	}
+	remove := p.opener.detach(e.key.tenant, e.key.id)
+	p.bytes -= e.bytes
+	e.bytes = 0
+	p.forget(e)
+	p.mu.Unlock()
+	remove()
+	return true, own
+}
+
+// forget drops e, but not what may have taken its place. The caller holds mu.
+func (p *pool) forget(e *entry) {
+	if p.entries[e.key] == e {
+		delete(p.entries, e.key)
+	}
+}
+
 // retain takes a reference. The caller holds mu.
 func (p *pool) retain(e *entry) {
 	e.refs++
@@ -218,29 +252,29 @@ func (p *pool) release(e *entry) {
 	p.mu.Lock()
 	e.refs--
 	p.refs--
-	if e.refs == 0 {
-		if e.block == nil && e.bytes == 0 {
-			delete(p.entries, e.key)
-		} else {
-			e.place = p.idle.PushBack(e)
-		}
+	shut := func() {}
+	switch {
+	case e.refs > 0:
+	case e.block == nil && e.bytes == 0:
+		p.forget(e)
+	case e.damaged.Load():
+		shut = p.shut(e)
+	default:
+		e.place = p.idle.PushBack(e)
 	}
 	if p.refs == 0 {
 		p.unused.Broadcast()
 	}
 	p.mu.Unlock()
+	shut()
 	p.trim(0)
 }
 
 // trim closes blocks and removes copies until the pool, with the extra bytes of a copy
-// to come, is within its bounds, or all that is left is in use. Damaged copies that
-// are out of use go in any case; they are the last that were.
+// to come, is within its bounds, or all that is left is in use.
 func (p *pool) trim(extra int64) {
 	p.mu.Lock()
 	var todo []func()
-	if last := p.idle.Back(); last != nil && last.Value.(*entry).damaged.Load() {
-		todo = p.evict(last.Value.(*entry), true, todo)
-	}
 	for at := p.idle.Front(); at != nil; {
 		e := at.Value.(*entry)
 		at = at.Next()
@@ -259,7 +293,7 @@ func (p *pool) trim(extra int64) {
 // evict closes e and, if the room is needed, removes its copy. What takes time is
 // added to todo. The caller holds mu.
 func (p *pool) evict(e *entry, copied bool, todo []func()) []func() {
-	if copied && e.bytes == 0 && p.open <= p.maxOpen && !p.closed && !e.damaged.Load() {
+	if copied && e.bytes == 0 && p.open <= p.maxOpen && !p.closed {
 		return todo // it takes no room
 	}
 	if e.block != nil {
@@ -273,7 +307,7 @@ func (p *pool) evict(e *entry, copied bool, todo []func()) []func() {
 	if e.bytes == 0 {
 		p.idle.Remove(e.place)
 		e.place = nil
-		delete(p.entries, e.key)
+		p.forget(e)
 	}
 	return todo
 }

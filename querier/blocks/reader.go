@@ -13,8 +13,6 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb"
-	"github.com/prometheus/prometheus/tsdb/chunkenc"
-	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
 	"golang.org/x/sync/errgroup"
 
@@ -119,7 +117,7 @@ func (r *reader[Q]) hold(ctx context.Context, b *block) (*heldBlock[Q], error) {
 	if err != nil {
 		return nil, r.s.unreadable(ctx, r.tenant, b, err)
 	}
-	q, err := r.ask(&guarded{e.block, e, b.id}, r.mint, r.maxt)
+	q, err := r.ask(&guarded{e.block, r.s, e}, r.mint, r.maxt)
 	if err != nil {
 		r.s.pool.release(e)
 		return nil, series.Errorf(series.Internal, "query block %s of tenant %s: %w", b.id, r.tenant, err)
@@ -145,7 +143,7 @@ func (s *Store) unreadable(ctx context.Context, tenant string, b *block, err err
 		return ctx.Err()
 	}
 	if series.KindOf(err) == series.Corrupt {
-		s.lister.setAside(s.lister.tenant(tenant), b.id, err)
+		s.lister.setAside(tenant, b.id, reasonUnreadable, err)
 	}
 	return series.Errorf(series.KindOf(err), "read block %s of tenant %s (%s): %w", b.id, tenant, span(b), err)
 }
@@ -291,33 +289,4 @@ func (r *chunkReader) Select(ctx context.Context, sorted bool, hints *storage.Se
 		return sets[0]
 	}
 	return storage.NewMergeChunkSeriesSet(sets, limitOf(hints), storage.NewCompactingChunkSeriesMerger(storage.ChainedSeriesMerge))
-}
-
-// guarded is a block whose damage, found while reading, is said to be that.
-type guarded struct {
-	readable
-	entry *entry
-	id    ulid.ULID
-}
-
-func (g *guarded) Chunks() (tsdb.ChunkReader, error) {
-	c, err := g.readable.Chunks()
-	if err != nil {
-		return nil, err
-	}
-	return &guardedChunks{c, g}, nil
-}
-
-type guardedChunks struct {
-	tsdb.ChunkReader
-	g *guarded
-}
-
-func (c *guardedChunks) ChunkOrIterable(meta chunks.Meta) (chunkenc.Chunk, chunkenc.Iterable, error) {
-	chunk, iterable, err := c.ChunkReader.ChunkOrIterable(meta)
-	if err != nil {
-		c.g.entry.damaged.Store(true)
-		err = series.Errorf(series.Corrupt, "read chunk %d of block %s: %w", meta.Ref, c.g.id, err)
-	}
-	return chunk, iterable, err
 }

@@ -57,10 +57,7 @@ func Open(cfg Config, opts Options) (*Store, error) {
 	}
 	m := newCounters(opts.Registerer)
 	s := &Store{cfg: cfg, log: opts.Logger}
-	s.lister = &lister{
-		cfg: cfg, bucket: opts.Bucket, localDir: opts.LocalDir, log: opts.Logger, now: opts.Now,
-		failures: m.listFailures, tenants: map[string]*tenantList{},
-	}
+	s.lister = newLister(cfg, opts, m)
 	if err := s.openPool(opts, m); err != nil {
 		return nil, err
 	}
@@ -129,6 +126,7 @@ func (s *Store) Blocks(ctx context.Context, tenant string) ([]tsdb.BlockMeta, er
 func (s *Store) Close() error {
 	s.stop()
 	s.done.Wait()
+	s.lister.close()
 	s.pool.close()
 	return nil
 }
