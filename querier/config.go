@@ -28,8 +28,6 @@ type Config struct {
 	MaxWait time.Duration
 	// LookbackDelta is how long a sample stays current for an instant selector.
 	LookbackDelta time.Duration
-	// SubqueryStep is the step of subqueries that name none.
-	SubqueryStep time.Duration
 	// MaxSeries bounds the series that /api/v1/series answers, MaxLabels the label
 	// names or values of one answer. More is an error: an answer cut short without
 	// being asked for would look complete. 0 is no bound.
@@ -38,8 +36,12 @@ type Config struct {
 	// MaxBodyBytes bounds the body of a POST.
 	MaxBodyBytes int64
 	// WriteTimeout is how long a client may read nothing of its answer before the
-	// connection is cut and its slot freed.
+	// connection is cut and its slot freed. However it reads, its request ends after
+	// some times Timeout: until then the ingester cannot drop what it reads.
 	WriteTimeout time.Duration
+	// StoreShare is the part of a query's time that the bucket may take. What is left
+	// is for an answer without it, where one is allowed. 1 leaves nothing.
+	StoreShare float64
 
 	// RemoteReadSamples bounds the samples of one remote read that asks for samples,
 	// RemoteReadConcurrent the remote reads at one time, RemoteReadFrameBytes the
@@ -53,14 +55,9 @@ type Config struct {
 	// be listed. 0: every query needs the bucket.
 	IngesterHolds time.Duration
 
-	// ExperimentalFunctions turns on PromQL's experimental functions, aggregations
-	// and the fill modifiers of binary operators.
-	ExperimentalFunctions bool
 	// StartTimestamps lets rate and its kin use start timestamps where samples have
 	// them. A request chooses with the header X-Prometheus-Use-Start-Timestamps.
 	StartTimestamps bool
-	// DelayedNameRemoval drops metric names at the end of the evaluation only.
-	DelayedNameRemoval bool
 
 	// CORSOrigin is a regular expression of the origins whose scripts may read
 	// answers, anchored at both ends.
@@ -70,22 +67,21 @@ type Config struct {
 // DefaultConfig has Prometheus' own limits where it has one.
 func DefaultConfig() Config {
 	return Config{
-		DefaultTenant:         tenant.Default,
-		Timeout:               2 * time.Minute,
-		MaxSamples:            50_000_000,
-		MaxConcurrent:         20,
-		MaxWait:               30 * time.Second,
-		LookbackDelta:         5 * time.Minute,
-		SubqueryStep:          time.Minute,
-		MaxSeries:             2_000_000,
-		MaxLabels:             2_000_000,
-		MaxBodyBytes:          10 << 20,
-		WriteTimeout:          30 * time.Second,
-		RemoteReadSamples:     50_000_000,
-		RemoteReadConcurrent:  10,
-		RemoteReadFrameBytes:  1 << 20,
-		ExperimentalFunctions: true,
-		CORSOrigin:            ".*",
+		DefaultTenant:        tenant.Default,
+		Timeout:              2 * time.Minute,
+		MaxSamples:           50_000_000,
+		MaxConcurrent:        20,
+		MaxWait:              30 * time.Second,
+		LookbackDelta:        5 * time.Minute,
+		MaxSeries:            2_000_000,
+		MaxLabels:            2_000_000,
+		MaxBodyBytes:         10 << 20,
+		WriteTimeout:         30 * time.Second,
+		StoreShare:           .75,
+		RemoteReadSamples:    50_000_000,
+		RemoteReadConcurrent: 10,
+		RemoteReadFrameBytes: 1 << 20,
+		CORSOrigin:           ".*",
 	}
 }
 
@@ -106,7 +102,6 @@ func (c Config) Validate() error {
 		{"max concurrent", int64(c.MaxConcurrent), 1},
 		{"max wait", int64(c.MaxWait), 0},
 		{"lookback delta", int64(c.LookbackDelta), 1},
-		{"subquery step", int64(c.SubqueryStep), int64(time.Millisecond)},
 		{"max series", int64(c.MaxSeries), 0},
 		{"max labels", int64(c.MaxLabels), 0},
 		{"max body bytes", c.MaxBodyBytes, 1},
@@ -119,6 +114,9 @@ func (c Config) Validate() error {
 		if f.value < f.least {
 			return series.Errorf(series.Invalid, "querier: %s is %d, at least %d is needed", f.name, f.value, f.least)
 		}
+	}
+	if !(c.StoreShare > 0 && c.StoreShare <= 1) {
+		return series.Errorf(series.Invalid, "querier: store share is %g, more than 0 and at most 1 is needed", c.StoreShare)
 	}
 	if _, err := c.corsOrigin(); err != nil {
 		return series.Errorf(series.Invalid, "querier: parse CORS origin %q: %w", c.CORSOrigin, err)

@@ -34,18 +34,27 @@ func (f *fanout) Querier(mint, maxt int64) (storage.Querier, error) {
 	q := &sampleQuerier{mint: mint, maxt: maxt}
 	q.f = f
 	q.open = func(ctx context.Context) (storage.Querier, annotations.Annotations, error) {
-		opened, warnings, err := openStores(ctx, f, mint, maxt, Store.Querier)
+		opened, warnings, err := openStores(ctx, f, mint, maxt, f.querier)
 		if err != nil {
 			return nil, nil, err
-		}
-		if series.PartialAllowed(ctx) {
-			for i, one := range opened {
-				opened[i] = bestEffort{one}
-			}
 		}
 		return storage.NewMergeQuerier(opened, nil, storage.ChainedSeriesMerge), warnings, nil
 	}
 	return q, nil
+}
+
+// querier opens a store's querier, one that turns errors into warnings where the
+// request allows partial answers.
+func (f *fanout) querier(s Store, ctx context.Context, tenant string, mint, maxt int64, skip series.BlockSet) (storage.Querier, series.BlockSet, error) {
+	q, covered, err := s.Querier(ctx, tenant, mint, maxt, skip)
+	if err != nil || !series.PartialAllowed(ctx) {
+		return q, covered, err
+	}
+	best := &bestEffort{Querier: q}
+	if deadline, ok := ctx.Deadline(); ok {
+		best.deadline = deadline
+	}
+	return best, covered, nil
 }
 
 // ChunkQuerier implements storage.ChunkQueryable, for remote read: its chunks have
@@ -107,7 +116,9 @@ func openStores[Q storage.LabelQuerier](ctx context.Context, f *fanout, mint, ma
 	if f.bucket == nil {
 		return opened, warnings, nil
 	}
-	q, _, err = ask(f.bucket, ctx, name, mint, maxt, covered)
+	bounded, cancel := f.bucketTime(ctx)
+	defer cancel()
+	q, _, err = ask(f.bucket, bounded, name, mint, maxt, covered)
 	switch {
 	case err == nil:
 		opened = append(opened, q)
@@ -122,6 +133,16 @@ func openStores[Q storage.LabelQuerier](ctx context.Context, f *fanout, mint, ma
 		return nil, nil, fmt.Errorf("query the bucket: %w", err)
 	}
 	return opened, warnings, nil
+}
+
+// bucketTime bounds the bucket's part of a query, so that there is time left for an
+// answer without it.
+func (f *fanout) bucketTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Duration(float64(time.Until(end))*f.cfg.StoreShare))
 }
 
 // ingesterHas tells whether samples since mint are sure to be at the ingester.
@@ -312,11 +333,39 @@ func (s *limitedSet) Err() error {
 	return s.SeriesSet.Err()
 }
 
-// bestEffort turns what its querier fails with into warnings.
-type bestEffort struct{ storage.Querier }
+// bestEffort turns what its querier fails with into warnings, its lack of time
+// included.
+type bestEffort struct {
+	storage.Querier
+	deadline time.Time // by which the store must have answered
 
-func (b bestEffort) Select(ctx context.Context, sorted bool, hints *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
-	set := peek(b.Querier.Select(ctx, sorted, hints, matchers...))
+	mu      sync.Mutex // guards cancels
+	cancels []context.CancelFunc
+}
+
+// bounded is ctx with the deadline, until Close: sets may need their context until then.
+func (b *bestEffort) bounded(ctx context.Context) context.Context {
+	if b.deadline.IsZero() {
+		return ctx
+	}
+	ctx, cancel := context.WithDeadline(ctx, b.deadline)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cancels = append(b.cancels, cancel)
+	return ctx
+}
+
+func (b *bestEffort) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, cancel := range b.cancels {
+		cancel()
+	}
+	return b.Querier.Close()
+}
+
+func (b *bestEffort) Select(ctx context.Context, sorted bool, hints *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+	set := peek(b.Querier.Select(b.bounded(ctx), sorted, hints, matchers...))
 	if err := set.Err(); err != nil && ctx.Err() == nil {
 		var warnings annotations.Annotations
 		warnings.Merge(set.Warnings())
@@ -325,13 +374,13 @@ func (b bestEffort) Select(ctx context.Context, sorted bool, hints *storage.Sele
 	return set
 }
 
-func (b bestEffort) LabelValues(ctx context.Context, name string, hints *storage.LabelHints, matchers ...*labels.Matcher) ([]string, annotations.Annotations, error) {
-	values, warnings, err := b.Querier.LabelValues(ctx, name, hints, matchers...)
+func (b *bestEffort) LabelValues(ctx context.Context, name string, hints *storage.LabelHints, matchers ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+	values, warnings, err := b.Querier.LabelValues(b.bounded(ctx), name, hints, matchers...)
 	return lessError(ctx, values, warnings, err)
 }
 
-func (b bestEffort) LabelNames(ctx context.Context, hints *storage.LabelHints, matchers ...*labels.Matcher) ([]string, annotations.Annotations, error) {
-	names, warnings, err := b.Querier.LabelNames(ctx, hints, matchers...)
+func (b *bestEffort) LabelNames(ctx context.Context, hints *storage.LabelHints, matchers ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+	names, warnings, err := b.Querier.LabelNames(b.bounded(ctx), hints, matchers...)
 	return lessError(ctx, names, warnings, err)
 }
 

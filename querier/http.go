@@ -123,6 +123,10 @@ func (q *Querier) find(path string) *endpoint {
 	return nil
 }
 
+// answerTimeouts is how many times the time of a query its whole request may take,
+// the client's reading of it included.
+const answerTimeouts = 5
+
 // serve runs a request through what all endpoints share: the tenant, the bounds of
 // the body, the slot, the time.
 func (q *Querier) serve(w *patientWriter, r *http.Request, e *endpoint, path string) {
@@ -147,10 +151,15 @@ func (q *Querier) serve(w *patientWriter, r *http.Request, e *endpoint, path str
 		q.metrics.running.Inc()
 		defer q.metrics.running.Dec()
 		// PromQL queries start the same time anew when they are evaluated; for all else
-		// this is the only bound.
+		// this is the only bound. A remote read reads while it writes.
+		timeout, most := q.cfg.Timeout, answerTimeouts*q.cfg.Timeout
+		if e.remoteRead {
+			timeout = most
+		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, q.cfg.Timeout)
+		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
+		w.end = time.Now().Add(most)
 	}
 	inner := r.WithContext(ctx)
 	url := *r.URL

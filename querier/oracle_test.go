@@ -131,7 +131,7 @@ func plain(t testing.TB, data []source) (*promql.Engine, *tsdb.DB) {
 	cfg := querier.DefaultConfig()
 	return promql.NewEngine(promql.EngineOpts{
 		MaxSamples: cfg.MaxSamples, Timeout: cfg.Timeout, LookbackDelta: cfg.LookbackDelta,
-		NoStepSubqueryIntervalFn: func(int64) int64 { return cfg.SubqueryStep.Milliseconds() },
+		NoStepSubqueryIntervalFn: func(int64) int64 { return time.Minute.Milliseconds() },
 		EnableAtModifier:         true, EnableNegativeOffset: true,
 		Parser: corpusParser(),
 	}), db

@@ -1,6 +1,7 @@
 package querier
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/prometheus/prometheus/model/labels"
@@ -17,30 +18,37 @@ type portableSet struct {
 	ctx context.Context
 }
 
-func (s *portableSet) At() storage.ChunkSeries { return portableSeries{s.ChunkSeriesSet.At()} }
+// Next ends with the context: what is below looks at it at its start only.
+func (s *portableSet) Next() bool { return s.ctx.Err() == nil && s.ChunkSeriesSet.Next() }
+
+func (s *portableSet) At() storage.ChunkSeries { return portableSeries{s.ChunkSeriesSet.At(), s.ctx} }
 
 func (s *portableSet) Err() error {
-	err := s.ChunkSeriesSet.Err()
+	err := cmp.Or(s.ChunkSeriesSet.Err(), s.ctx.Err())
 	if err != nil {
 		noteFailure(s.ctx, err)
 	}
 	return asStoreError(err)
 }
 
-type portableSeries struct{ storage.ChunkSeries }
+type portableSeries struct {
+	storage.ChunkSeries
+	ctx context.Context
+}
 
 func (s portableSeries) Iterator(it chunks.Iterator) chunks.Iterator {
 	if old, ok := it.(*portableIterator); ok {
-		old.Iterator, old.recoded = s.ChunkSeries.Iterator(old.Iterator), nil
+		old.Iterator, old.ctx, old.recoded = s.ChunkSeries.Iterator(old.Iterator), s.ctx, nil
 		return old
 	}
-	return &portableIterator{Iterator: s.ChunkSeries.Iterator(nil)}
+	return &portableIterator{Iterator: s.ChunkSeries.Iterator(nil), ctx: s.ctx}
 }
 
 // portableIterator passes on what every client reads and recodes the rest, one chunk
 // at a time.
 type portableIterator struct {
 	chunks.Iterator
+	ctx     context.Context
 	recoded chunks.Iterator // what became of the current chunk, nil if it is passed on
 	samples chunkenc.Iterator
 }
@@ -55,7 +63,7 @@ func (it *portableIterator) Next() bool {
 		}
 		it.recoded = nil
 	}
-	for it.Iterator.Next() {
+	for it.ctx.Err() == nil && it.Iterator.Next() {
 		chunk := it.Iterator.At().Chunk
 		if chunk == nil || portable(chunk.Encoding()) {
 			return true
@@ -83,7 +91,10 @@ func (it *portableIterator) Err() error {
 	if it.recoded != nil && it.recoded.Err() != nil {
 		return it.recoded.Err()
 	}
-	return it.Iterator.Err()
+	if err := it.Iterator.Err(); err != nil {
+		return err
+	}
+	return it.ctx.Err()
 }
 
 func (it *portableIterator) recode(chunk chunkenc.Chunk) chunks.Iterator {

@@ -89,8 +89,9 @@ func New(cfg Config, opts Options) (*Querier, error) {
 	q := &Querier{cfg: cfg, opts: opts, log: opts.Logger, now: opts.Now, started: opts.Now(), metrics: newMetrics(opts.Registerer)}
 	q.stores = &fanout{recent: opts.Recent, bucket: opts.Bucket, cfg: cfg, now: opts.Now, m: q.metrics}
 	q.parser = parser.NewParser(parser.Options{
-		EnableExperimentalFunctions: cfg.ExperimentalFunctions,
-		EnableBinopFillModifiers:    cfg.ExperimentalFunctions,
+		// On, as a stored dashboard or rule may use them; they change nothing else.
+		EnableExperimentalFunctions: true,
+		EnableBinopFillModifiers:    true,
 	})
 	registry := features.NewRegistry()
 	q.engine = promql.NewEngine(q.engineOptions(registry))
@@ -113,19 +114,22 @@ func (q *Querier) Engine() *promql.Engine { return q.engine }
 // Queryable reads from all stores. The contexts of its queries name the tenant.
 func (q *Querier) Queryable() storage.SampleAndChunkQueryable { return q.stores }
 
+// subqueryStep is the step of subqueries that name none: Prometheus' default evaluation
+// interval, in ms.
+const subqueryStep = 60_000
+
 func (q *Querier) engineOptions(registry features.Collector) promql.EngineOpts {
-	step := q.cfg.SubqueryStep.Milliseconds()
 	return promql.EngineOpts{
 		Logger:                   q.log,
 		Reg:                      q.opts.Registerer,
 		MaxSamples:               q.cfg.MaxSamples,
 		Timeout:                  q.cfg.Timeout,
 		LookbackDelta:            q.cfg.LookbackDelta,
-		NoStepSubqueryIntervalFn: func(int64) int64 { return step },
+		NoStepSubqueryIntervalFn: func(int64) int64 { return subqueryStep },
 		EnableAtModifier:         true,
 		EnableNegativeOffset:     true,
 		EnablePerStepStats:       true,
-		EnableDelayedNameRemoval: q.cfg.DelayedNameRemoval,
+		EnableDelayedNameRemoval: false, // as in Prometheus, where it is a feature flag
 		UseStartTimestamps:       q.cfg.StartTimestamps,
 		FeatureRegistry:          registry,
 		Parser:                   q.parser,

@@ -29,6 +29,7 @@ import (
 	"github.com/prometheus/prometheus/storage/remote"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/tsdbutil"
+	"github.com/prometheus/prometheus/util/annotations"
 
 	"github.com/varvedb/varve/pkg/bucket"
 	"github.com/varvedb/varve/pkg/series"
@@ -430,6 +431,9 @@ func TestDamageFoundWhileReadingIsAnErrorThatNamesTheBlock(t *testing.T) {
 	s := serve(t, nil)
 	dir := s.upload(gauge("x", base, base+hour))
 	id := dir[strings.LastIndexByte(dir, '/')+1:]
+	if got := s.get("/api/v1/status/tsdb/blocks", nil); !strings.Contains(got.body, id) {
+		t.Errorf("blocks of the tenant: got %s, want %s", got.body, id)
+	}
 	name := filepath.Join(s.bucket.LocalDir, fleet, id, "chunks", "000001")
 	content, err := os.ReadFile(name)
 	if err != nil {
@@ -445,8 +449,8 @@ func TestDamageFoundWhileReadingIsAnErrorThatNamesTheBlock(t *testing.T) {
 		}
 	}
 	var blocks struct{ Blocks []struct{ ULID string } }
-	if err := json.Unmarshal(s.get("/api/v1/status/tsdb/blocks", nil).Data, &blocks); err != nil || len(blocks.Blocks) != 1 || blocks.Blocks[0].ULID != id {
-		t.Errorf("blocks of the tenant: got %v, error %v; want %s", blocks, err, id)
+	if err := json.Unmarshal(s.get("/api/v1/status/tsdb/blocks", nil).Data, &blocks); err != nil || len(blocks.Blocks) != 0 {
+		t.Errorf("blocks that queries read: got %v, error %v; want none, the damaged one is set aside", blocks, err)
 	}
 }
 
@@ -646,18 +650,7 @@ func TestClientThatNeverReadsIsCutOff(t *testing.T) {
 // read sends a remote read of all series.
 func (s *server) read(mint, maxt int64, kind prompb.ReadRequest_ResponseType) (*http.Response, []byte) {
 	s.t.Helper()
-	request := prompb.ReadRequest{
-		AcceptedResponseTypes: []prompb.ReadRequest_ResponseType{kind},
-		Queries: []*prompb.Query{{
-			StartTimestampMs: mint, EndTimestampMs: maxt,
-			Matchers: []*prompb.LabelMatcher{{Type: prompb.LabelMatcher_RE, Name: "__name__", Value: ".+"}},
-		}},
-	}
-	document, err := request.Marshal()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	response, err := http.Post(s.url+"/api/v1/read", "application/x-protobuf", bytes.NewReader(snappy.Encode(nil, document)))
+	response, err := http.Post(s.url+"/api/v1/read", "application/x-protobuf", bytes.NewReader(readRequest(s.t, mint, maxt, kind)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -667,6 +660,23 @@ func (s *server) read(mint, maxt int64, kind prompb.ReadRequest_ResponseType) (*
 		s.t.Fatal(err)
 	}
 	return response, body
+}
+
+// readRequest encodes a remote read of all series.
+func readRequest(t testing.TB, mint, maxt int64, kind prompb.ReadRequest_ResponseType) []byte {
+	t.Helper()
+	request := prompb.ReadRequest{
+		AcceptedResponseTypes: []prompb.ReadRequest_ResponseType{kind},
+		Queries: []*prompb.Query{{
+			StartTimestampMs: mint, EndTimestampMs: maxt,
+			Matchers: []*prompb.LabelMatcher{{Type: prompb.LabelMatcher_RE, Name: "__name__", Value: ".+"}},
+		}},
+	}
+	document, err := request.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snappy.Encode(nil, document)
 }
 
 func TestRemoteReadByOldClients(t *testing.T) {
@@ -793,21 +803,170 @@ func TestExemplars(t *testing.T) {
 	}
 }
 
-func TestExperimentalFunctionsAreASetting(t *testing.T) {
-	for on, want := range map[bool]int{true: 200, false: 400} {
-		s := serve(t, func(c *querier.Config, _ *querier.Options) { c.ExperimentalFunctions = on })
-		fill(t, s.recent.db, gauge("x", base, base+hour))
-		for _, query := range []string{"limitk(1, x)", "mad_over_time(x[5m])", "start_timestamp(x)", "x + fill(0) x"} {
-			if a := s.get("/api/v1/query", url.Values{"query": {query}, "time": {seconds(base)}}); a.code != want {
-				t.Errorf("%s with experimental functions %t: got %d %s, want %d", query, on, a.code, a.body, want)
-			}
+func TestExperimentalFunctionsAreOn(t *testing.T) {
+	s := serve(t, nil)
+	fill(t, s.recent.db, gauge("x", base, base+hour))
+	for _, query := range []string{"limitk(1, x)", "mad_over_time(x[5m])", "start_timestamp(x)", "x + fill(0) x"} {
+		if a := s.get("/api/v1/query", url.Values{"query": {query}, "time": {seconds(base)}}); a.code != 200 {
+			t.Errorf("%s: got %d %s, want 200", query, a.code, a.body)
 		}
+	}
+}
+
+// slowClient reads an answer as a test wants it to.
+type slowClient struct {
+	header   http.Header
+	code     int
+	deadline time.Time
+	writes   int
+	read     func(c *slowClient) error // called with every write
+}
+
+func (c *slowClient) Header() http.Header                { return c.header }
+func (c *slowClient) WriteHeader(code int)               { c.code = code }
+func (c *slowClient) Flush()                             {}
+func (c *slowClient) SetWriteDeadline(d time.Time) error { c.deadline = d; return nil }
+
+func (c *slowClient) Write(p []byte) (int, error) {
+	c.writes++
+	if err := c.read(c); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// serveRead answers a remote read of streamed chunks to c, and tells whether the stream
+// broke off.
+func (s *server) serveRead(ctx context.Context, c *slowClient) (broken bool) {
+	s.t.Helper()
+	document := readRequest(s.t, base, base+hour, prompb.ReadRequest_STREAMED_XOR_CHUNKS)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/api/v1/read", bytes.NewReader(document))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c.header = http.Header{}
+	defer func() {
+		if p := recover(); p != nil {
+			if p != http.ErrAbortHandler {
+				panic(p)
+			}
+			broken = true
+		}
+	}()
+	s.q.ServeHTTP(c, r)
+	return false
+}
+
+func manySeries(app storage.AppenderV2) {
+	for i := range 100 {
+		gauge("x", base, base+hour, "i", fmt.Sprint(i))(app)
+	}
+}
+
+// A client that reads a little now and then would keep a reader of the head open.
+func TestRemoteReadEndsHoweverSlowlyItIsRead(t *testing.T) {
+	s := serve(t, func(c *querier.Config, _ *querier.Options) {
+		c.Timeout, c.WriteTimeout = 100*time.Millisecond, time.Hour
+	})
+	fill(t, s.recent.db, manySeries)
+	hangs := &slowClient{read: func(c *slowClient) error {
+		timer := time.NewTimer(time.Until(c.deadline))
+		defer timer.Stop()
+		<-timer.C
+		return os.ErrDeadlineExceeded
+	}}
+	if !s.serveRead(t.Context(), hangs) && hangs.code != http.StatusServiceUnavailable {
+		t.Errorf("a client that reads nothing has the whole answer, code %d", hangs.code)
+	}
+	if hangs.writes > 2 {
+		t.Errorf("a client that reads nothing was written to %d times", hangs.writes)
+	}
+	trickles := &slowClient{read: func(c *slowClient) error {
+		timer := time.NewTimer(20 * time.Millisecond) // of 100 frames: beyond any bound
+		defer timer.Stop()
+		<-timer.C
+		return nil
+	}}
+	if !s.serveRead(t.Context(), trickles) && trickles.code != http.StatusServiceUnavailable {
+		t.Errorf("a client that reads little has the whole answer of %d frames, code %d", trickles.writes, trickles.code)
+	}
+}
+
+func TestStreamEndsWithItsRequest(t *testing.T) {
+	s := serve(t, nil)
+	fill(t, s.recent.db, manySeries)
+	ctx, goAway := context.WithCancel(t.Context())
+	c := &slowClient{read: func(c *slowClient) error {
+		if c.writes == 3 {
+			goAway()
+		}
+		return nil
+	}}
+	if broken := s.serveRead(ctx, c); !broken || c.writes > 3+2 {
+		t.Errorf("the stream broke off: %t, after %d writes; want that after 3", broken, c.writes)
+	}
+	whole := &slowClient{read: func(*slowClient) error { return nil }}
+	if broken := s.serveRead(t.Context(), whole); broken || whole.writes < 100 {
+		t.Errorf("without an end: the stream broke off: %t, after %d writes", broken, whole.writes)
+	}
+}
+
+// hanging is a bucket that answers nothing: not when it is listed, or, with opened, not
+// when its blocks are read.
+type hanging struct {
+	querier.Store
+	opened bool
+}
+
+func (h hanging) Querier(ctx context.Context, _ string, _, _ int64, _ series.BlockSet) (storage.Querier, series.BlockSet, error) {
+	if h.opened {
+		return hangingQuerier{storage.NoopQuerier()}, nil, nil
+	}
+	<-ctx.Done()
+	return nil, nil, series.Errorf(series.Unavailable, "list blocks: %w", ctx.Err())
+}
+
+type hangingQuerier struct{ storage.Querier }
+
+func (hangingQuerier) Select(ctx context.Context, _ bool, _ *storage.SelectHints, _ ...*labels.Matcher) storage.SeriesSet {
+	<-ctx.Done()
+	return storage.ErrSeriesSet(ctx.Err())
+}
+
+func (hangingQuerier) LabelNames(ctx context.Context, _ *storage.LabelHints, _ ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+	<-ctx.Done()
+	return nil, nil, ctx.Err()
+}
+
+// QR-01: a slow store is left out in time where partial answers are allowed.
+func TestBucketThatHangsLeavesTimeForAPartialAnswer(t *testing.T) {
+	for name, bucket := range map[string]hanging{"while it is listed": {}, "while blocks are read": {opened: true}} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, func(c *querier.Config, o *querier.Options) {
+				c.Timeout, c.StoreShare = time.Minute, .005
+				o.Bucket = bucket
+			})
+			fill(t, s.recent.db, gauge("x", base, base+hour))
+			form := url.Values{"query": {"count(x)"}, "time": {seconds(base + hour - 1)}, "partial_response": {"true"}, "match[]": {"x"}, "start": {seconds(base)}, "end": {seconds(base + hour)}, "step": {"600"}}
+			for _, path := range []string{"/query", "/query_range", "/series", "/labels"} {
+				a := s.get("/api/v1"+path, form)
+				if a.code != 200 || len(a.Warnings) == 0 || !strings.Contains(a.Warnings[0], "the answer lacks") || len(a.Data) < 10 {
+					t.Errorf("%s: got %d %s, want the ingester's data and a warning", path, a.code, a.body)
+				}
+			}
+			form.Del("partial_response")
+			form.Set("timeout", "0.2")
+			if a := s.get("/api/v1/query", form); a.code != 503 {
+				t.Errorf("without partial answers: got %d %s, want 503", a.code, a.body)
+			}
+		})
 	}
 }
 
 func TestSettingsAreChecked(t *testing.T) {
 	for name, change := range map[string]func(*querier.Config){
 		"no time":                   func(c *querier.Config) { c.Timeout = 0 },
+		"no time for the bucket":    func(c *querier.Config) { c.StoreShare = 0 },
 		"no slots":                  func(c *querier.Config) { c.MaxConcurrent = 0 },
 		"a tenant that is a path":   func(c *querier.Config) { c.DefaultTenant = "a/b" },
 		"origins that do not parse": func(c *querier.Config) { c.CORSOrigin = "(" },

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -69,12 +71,13 @@ func (q *Querier) write(w http.ResponseWriter, code int, d document) {
 	}
 }
 
-// patientWriter gives a client that reads all the time it needs, and cuts the
-// connection of one that has not read for timeout: nothing else ends a write to it.
+// patientWriter gives a client that reads much time, and cuts the connection of one
+// that has not read for timeout, or not all by the end: nothing else ends a write to it.
 type patientWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	timeout time.Duration
+	end     time.Time // of all writing, zero if there is none
 	code    int
 	failure *failure // of a remote read, whose handler knows no kinds
 }
@@ -105,7 +108,9 @@ func (w *patientWriter) Write(p []byte) (int, error) {
 	written := 0
 	for {
 		piece := p[written:min(written+writePiece, len(p))]
-		w.extend()
+		if w.extend(); !w.end.IsZero() && !time.Now().Before(w.end) {
+			return written, fmt.Errorf("write answer: its time is over: %w", os.ErrDeadlineExceeded)
+		}
 		n, err := w.ResponseWriter.Write(piece)
 		written += n
 		if err != nil || written == len(p) {
@@ -121,9 +126,14 @@ func (w *patientWriter) Flush() {
 	_ = w.control.Flush()
 }
 
-// extend starts the timeout anew. Writers without deadlines, as in tests, go without.
+// extend starts the timeout anew, up to the end. Writers without deadlines, as in tests,
+// go without.
 func (w *patientWriter) extend() {
-	_ = w.control.SetWriteDeadline(time.Now().Add(w.timeout))
+	deadline := time.Now().Add(w.timeout)
+	if !w.end.IsZero() && w.end.Before(deadline) {
+		deadline = w.end
+	}
+	_ = w.control.SetWriteDeadline(deadline)
 }
 
 // Unwrap lets an http.ResponseController see the writer below.

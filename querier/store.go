@@ -15,7 +15,8 @@ type Store interface {
 	// Querier reads tenant's samples in [mint, maxt] (Unix ms). Blocks in skip are
 	// answered for by another store and left out. covered lists the blocks that the
 	// querier answers for; they stay readable until it is closed. A tenant that the
-	// store does not know has no samples. Errors carry a series.Kind.
+	// store does not know has no samples. ctx is for this call, the querier's methods
+	// get their own. Errors carry a series.Kind.
 	Querier(ctx context.Context, tenant string, mint, maxt int64, skip series.BlockSet) (q storage.Querier, covered series.BlockSet, err error)
 	// ChunkQuerier is Querier for chunks as they are stored.
 	ChunkQuerier(ctx context.Context, tenant string, mint, maxt int64, skip series.BlockSet) (q storage.ChunkQuerier, covered series.BlockSet, err error)
