@@ -17,7 +17,9 @@ import (
 // FuzzServeHTTP sends requests of any shape: each must be answered, in JSON unless it
 // is a remote read, and none may panic.
 func FuzzServeHTTP(f *testing.F) {
-	s := serve(f, func(c *querier.Config, _ *querier.Options) { c.MaxSamples, c.MaxBodyBytes, c.Timeout = 10_000, 1<<16, time.Second })
+	s := serve(f, func(c *querier.Config, _ *querier.Options) {
+		c.MaxSamples, c.MaxBodyBytes, c.Timeout = 10_000, 1<<16, time.Second
+	})
 	fill(f, s.recent.db, func(app storage.AppenderV2) { gauge("x", base, base+hour, "job", "a")(app) })
 	for _, seed := range [][5]string{
 		{"GET", "/api/v1/query", "query=x&time=1760047200", "", ""},
