@@ -35,7 +35,7 @@ race: ## run all tests with the race detector
 	$(GO) test -race -short -timeout 40m ./...
 
 .PHONY: soak
-soak: ## kill -9 under load 20 times, and the long end-to-end tests
+soak: ## kill -9 under load a hundred times, and real Prometheus for ten minutes
 	VARVE_SOAK=1 $(GO) test -count=1 -timeout 60m -v -run 'TestKill|TestEndToEnd' ./e2e
 
 .PHONY: fuzz

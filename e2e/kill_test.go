@@ -17,7 +17,7 @@ import (
 	"github.com/varvedb/varve/pkg/series"
 )
 
-// TestKill9 kills Varve twenty times at random instants while writers send known
+// TestKill9 kills Varve twenty times (a hundred in make soak) at random instants while writers send known
 // sequences, some of them late and some of new series, and after every restart reads
 // everything back: each acknowledged sample is there exactly once with its value, and
 // nothing is there that was not sent.
@@ -36,7 +36,11 @@ func TestKill9(t *testing.T) {
 		writers[i] = &killWriter{id: i, protocol: remotewrite.Protocol(1 + i%2), begin: begin}
 	}
 	varve := startVarve(t, dir)
-	for round := range 20 {
+	kills := 20
+	if soak() {
+		kills = 100
+	}
+	for round := range kills {
 		var stop atomic.Bool
 		var wg sync.WaitGroup
 		for _, w := range writers {
@@ -58,7 +62,7 @@ func TestKill9(t *testing.T) {
 	for _, w := range writers {
 		total += w.acknowledged
 	}
-	t.Logf("%d samples were acknowledged over 20 kills, all are there", total)
+	t.Logf("%d samples were acknowledged over %d kills, all are there", total, kills)
 	require.Greater(t, total, 10_000, "the writers wrote too little to prove anything")
 	varve.interrupt()
 	varve = startVarve(t, dir)

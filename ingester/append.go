@@ -102,8 +102,11 @@ func (w *write) start(ctx context.Context, t *tenantDB, b *series.Batch, res *se
 	w.pending.reset(len(b.Entries))
 }
 
+// recycle ends the request, also where it panicked half-way: an appender that stays open
+// holds up TSDB, and the tenant's lock every other sender.
 func (w *write) recycle() {
 	owner := w.t.owner
+	_ = w.rollback() // nothing is left to roll back unless it panicked
 	w.late.close()
 	w.ctx, w.t, w.b, w.res, w.app = nil, nil, nil, nil, nil
 	w.lset = labels.EmptyLabels()
@@ -131,10 +134,12 @@ func (w *write) commit() error {
 // rollback gives up what is pending. Series that were made get their record all the same.
 func (w *write) rollback() error {
 	defer w.created()
-	if w.app == nil {
+	app := w.app
+	w.app = nil
+	if app == nil {
 		return nil
 	}
-	return w.app.Rollback()
+	return app.Rollback()
 }
 
 // flush commits what is pending and goes on with a new appender.

@@ -33,8 +33,7 @@ import (
 const damagedDir = "set-aside"
 
 // tenantDB is one tenant's part of the ingester: its TSDB, its metadata, and what of
-// it is in the bucket already. It is dormant while db is nil: then it has metadata
-// only, and all its samples are in the bucket.
+// it is in the bucket already. A dormant tenant has metadata only here.
 type tenantDB struct {
 	owner *Ingester
 	name  string
@@ -74,18 +73,18 @@ type tenantDB struct {
 
 // tenantState is where a tenant is in its life:
 //
-//	dormant -> opening -> open -> (idle) closing -> dormant
-//	              |        |
-//	              v        v (WAL failed)
-//	            failed <- reopening -> open
-//	any -> closed, for good
+//	dormant --> opening --> open --(idle)--> reopening --> dormant
+//	               |         |
+//	               v         v (its WAL failed)
+//	             failed --> reopening --> open or failed
+//	any --> closed, for good
 type tenantState int
 
 const (
 	dormant   tenantState = iota // no samples here, all are in the bucket
 	opening                      // from dormant: readers miss nothing
 	open                         // reads and writes
-	reopening                    // from open or failed: neither reads nor writes
+	reopening                    // being closed, to be opened anew or to go dormant: neither reads nor writes
 	failed                       // could not be opened: there are samples that nobody can read
 	closed                       // the ingester stops
 )
@@ -110,7 +109,7 @@ func newTenant(owner *Ingester, name string) (*tenantDB, error) {
 
 // hasData tells whether the folder holds more than metadata.
 func (t *tenantDB) hasData() bool {
-	for _, sub := range []string{"wal", "wbl", "chunks_head"} {
+	for _, sub := range []string{"wal", "wbl", headChunksDir} {
 		if _, err := os.Stat(filepath.Join(t.dir, sub)); err == nil {
 			return true
 		}
@@ -198,7 +197,7 @@ func (t *tenantDB) open() (*tsdb.DB, *prometheus.Registry, error) {
 	reg := prometheus.NewRegistry()
 	log := slog.New(&walWatch{t.log.Handler(), t})
 	db, err := tsdb.Open(t.dir, log, reg, t.options(), nil)
-	if err != nil && !isSystemError(err) && t.setAside("chunks_head", err) == nil {
+	if err != nil && t.hasHeadChunks() && !isSystemError(err) && t.setAside(headChunksDir, err) == nil {
 		// All that the head's chunk files hold is in the logs as well.
 		reg = prometheus.NewRegistry()
 		db, err = tsdb.Open(t.dir, log, reg, t.options(), nil)
@@ -270,6 +269,14 @@ func isSystemError(err error) bool {
 		}
 	}
 	return false
+}
+
+// headChunksDir is where TSDB keeps full chunks of the head, to map them into memory.
+const headChunksDir = "chunks_head"
+
+func (t *tenantDB) hasHeadChunks() bool {
+	entries, err := os.ReadDir(filepath.Join(t.dir, headChunksDir))
+	return err == nil && len(entries) > 0
 }
 
 // setAside moves a part of the tenant's folder that cannot be read out of the way.
@@ -456,7 +463,7 @@ func (t *tenantDB) goDormant() error {
 		return err
 	}
 	var errs []error
-	for _, name := range append(blockDirs(t.dir), "wal", "wbl", "chunks_head") {
+	for _, name := range append(blockDirs(t.dir), "wal", "wbl", headChunksDir) {
 		errs = append(errs, os.RemoveAll(filepath.Join(t.dir, name)))
 	}
 	t.state = dormant

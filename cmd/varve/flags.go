@@ -69,7 +69,7 @@ type flags struct {
 		LabelName   int     `name:"label-name" default:"1024" help:"Bytes of a label name."`
 		LabelValue  int     `name:"label-value" default:"8192" help:"Bytes of a label value."`
 		Exemplars   int     `name:"exemplars" default:"20000" help:"Exemplars kept for a tenant, the newest ones. 0 for none."`
-		Tenants     int     `name:"tenants" default:"1000" help:"Tenants on this disk; writes of new ones beyond are refused with 400. Each costs about half a megabyte while it is open."`
+		Tenants     int     `name:"tenants" default:"1000" help:"Tenants on this disk; writes of new ones beyond are refused with 400. Each costs about a megabyte while it is open."`
 	} `embed:"" prefix:"limits." group:"Limits"`
 
 	Query struct {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -69,6 +71,23 @@ func TestImportsPointOneWay(t *testing.T) {
 			if targetTop != top && !slices.Contains(allowed, targetTop) {
 				t.Errorf("%s imports %s: %s may import only %v", pkg, target, top, allowed)
 			}
+		}
+	}
+}
+
+// TestEveryDependencyHasAReason holds docs/dependencies.md against go.mod.
+func TestEveryDependencyHasAReason(t *testing.T) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{if not (or .Indirect .Main)}}{{.Path}}{{end}}", "all").Output()
+	if err != nil {
+		t.Fatalf("go list -m: %v", err)
+	}
+	reasons, err := os.ReadFile("../../docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range strings.Fields(string(out)) {
+		if !regexp.MustCompile(regexp.QuoteMeta(path) + `[, ]`).Match(reasons) {
+			t.Errorf("%s is in go.mod and not in docs/dependencies.md", path)
 		}
 	}
 }
